@@ -11,7 +11,7 @@ use super::drift::covers;
 use super::manifests::Revision;
 use super::pods::PodView;
 use super::rewritten::{Comparison, PodField};
-use super::trouble::Trouble;
+use super::status_issue::StatusIssue;
 use k8s_openapi::api::core::v1::{Container, Pod, PodSpec, Volume, VolumeMount};
 use kube::ResourceExt;
 use remoe_api::MoEDeployment;
@@ -50,12 +50,12 @@ pub(crate) fn mark(
         // No admission changes an image later.
         let is_later = what.field == Some(PodField::Image) && view.restarts > 0;
         if is_later || view.name.incarnation < MOST_REPLACEMENTS {
-            view.fault = Some(Trouble::new(ALTERED, format!("{}; replacing the pod", what.message)));
+            view.fault = Some(StatusIssue::new(ALTERED, format!("{}; replacing the pod", what.message)));
             continue;
         }
         // Accounts that may write pods may choose such a name: neither gateways nor main functions learn its address.
         (view.ready, view.ip) = (false, None);
-        view.trouble = Some(Trouble::new(REWRITTEN, what.advice()));
+        view.issue = Some(StatusIssue::new(REWRITTEN, what.advice()));
     }
 }
 

@@ -2,12 +2,12 @@
 //!
 //! Certificates are the exception: [`identity`](super::identity) writes them beside the read stage.
 
-use super::calls::{ApiObject, CallError, Calls};
+use super::api::{ApiObject, CallError, NamespaceApi};
 use super::drift::is_as;
 use super::events::{ClusterEvent, shortened, transitions};
 use super::names::Component;
 use super::ownership::{is_owned_by, name_taken};
-use super::trouble::Trouble;
+use super::status_issue::StatusIssue;
 use super::write::{Creation, Deletion, DesiredObject, STARTED, Write};
 use futures_util::future::join_all;
 use k8s_openapi::api::core::v1::Pod;
@@ -29,9 +29,9 @@ const MAX_ACTION: usize = 128;
 #[derive(Debug, Default)]
 pub(super) struct Applied {
     /// Refusals of the API that a user must mend, with the component of a refused pod.
-    pub(super) refused: Vec<(Option<Component>, Trouble)>,
+    pub(super) refused: Vec<(Option<Component>, StatusIssue)>,
     /// Events of the writes.
-    pub(super) happenings: Vec<ClusterEvent>,
+    pub(super) events: Vec<ClusterEvent>,
     /// Number of writes that were made, counted from the first.
     pub(super) made: usize,
     /// Failure of the first write that was not made; those after it are left for the next reconcile.
@@ -51,7 +51,7 @@ pub(super) enum ApplyError {
 
 /// Writes for one deployment: its objects, its events and its status.
 pub(super) struct Writer<'a> {
-    calls: &'a Calls,
+    api: &'a NamespaceApi,
     recorder: &'a Recorder,
     owner: &'a MoEDeployment,
     uid: String,
@@ -59,8 +59,8 @@ pub(super) struct Writer<'a> {
 
 impl<'a> Writer<'a> {
     /// Creates the writer for `owner`.
-    pub(super) fn new(calls: &'a Calls, recorder: &'a Recorder, owner: &'a MoEDeployment) -> Self {
-        Self { calls, recorder, owner, uid: owner.uid().unwrap_or_default() }
+    pub(super) fn new(api: &'a NamespaceApi, recorder: &'a Recorder, owner: &'a MoEDeployment) -> Self {
+        Self { api, recorder, owner, uid: owner.uid().unwrap_or_default() }
     }
 
     /// Makes `writes` in their order, up to the first that fails. Pods are made and deleted beside each other: one that fails
@@ -83,24 +83,24 @@ impl<'a> Writer<'a> {
         applied
     }
 
-    /// Publishes `happenings`.
-    pub(super) async fn publish(&self, happenings: &[ClusterEvent]) {
-        publish(self.recorder, self.owner, happenings).await;
+    /// Publishes `events`.
+    pub(super) async fn publish(&self, events: &[ClusterEvent]) {
+        publish(self.recorder, self.owner, events).await;
     }
 
-    /// Publishes `happenings`, states `status` where it is not stated yet, and publishes the changes of its conditions.
+    /// Publishes `events`, states `status` where it is not stated yet, and publishes the changes of its conditions.
     ///
     /// # Errors
     /// The status cannot be written.
     pub(super) async fn report(
         &self,
-        happenings: &[ClusterEvent],
+        events: &[ClusterEvent],
         status: &MoEDeploymentStatus,
     ) -> Result<(), CallError> {
-        self.publish(happenings).await;
+        self.publish(events).await;
         let before = self.owner.status.as_ref();
         if before != Some(status) {
-            self.calls.apply_status(&self.owner.name_any(), status).await?;
+            self.api.apply_status(&self.owner.name_any(), status).await?;
         }
         self.publish(&transitions(before, status)).await;
         Ok(())
@@ -115,20 +115,20 @@ fn are_beside_each_other(one: &Write, other: &Write) -> bool {
 enum WriteOutcome {
     Done,
     Made(ClusterEvent),
-    Refused(Option<Component>, Trouble),
+    Refused(Option<Component>, StatusIssue),
 }
 
 impl Applied {
     fn note(&mut self, written: WriteOutcome) {
         match written {
             WriteOutcome::Done => {}
-            WriteOutcome::Refused(component, trouble) => self.refused.push((component, trouble)),
-            WriteOutcome::Made(happening) => match self.happenings.last_mut() {
-                Some(last) if last.reason == happening.reason => {
-                    let name = happening.note.strip_prefix(STARTED).unwrap_or(&happening.note);
+            WriteOutcome::Refused(component, issue) => self.refused.push((component, issue)),
+            WriteOutcome::Made(event) => match self.events.last_mut() {
+                Some(last) if last.reason == event.reason => {
+                    let name = event.note.strip_prefix(STARTED).unwrap_or(&event.note);
                     last.note = format!("{}, {name}", last.note);
                 }
-                _ => self.happenings.push(happening),
+                _ => self.events.push(event),
             },
         }
     }
@@ -144,24 +144,24 @@ impl Writer<'_> {
             Write::Routing(keep) => self.routing(keep).await,
             Write::Demand(keep) => self.demand(keep).await,
             Write::ForgetGateways(left) => {
-                Ok(self.calls.replace_status(left.as_ref()).await.map(|_| WriteOutcome::Done)?)
+                Ok(self.api.replace_status(left.as_ref()).await.map(|_| WriteOutcome::Done)?)
             }
             Write::Plan(plan) => self.plan(plan).await,
             Write::Profile(record) => self.profile(record).await,
             Write::Share(record) => {
-                Ok(self.calls.replace(record.as_ref()).await.map(|_| WriteOutcome::Done)?)
+                Ok(self.api.replace(record.as_ref()).await.map(|_| WriteOutcome::Done)?)
             }
             Write::Create(creation) => self.create(creation).await,
             Write::Relabel { live, wanted } => self.relabel(live, wanted).await,
             Write::Delete(Deletion { name, uid, grace_seconds }) => {
-                Ok(self.calls.delete::<Pod>(name, uid, *grace_seconds).await.map(|()| WriteOutcome::Done)?)
+                Ok(self.api.delete::<Pod>(name, uid, *grace_seconds).await.map(|()| WriteOutcome::Done)?)
             }
             Write::DeleteBudget(name, uid) => {
-                let deleted = self.calls.delete::<PodDisruptionBudget>(name, uid, None).await;
+                let deleted = self.api.delete::<PodDisruptionBudget>(name, uid, None).await;
                 Ok(deleted.map(|()| WriteOutcome::Done)?)
             }
             Write::DeletePlan(name, uid) => {
-                Ok(self.calls.delete::<MoEPlan>(name, uid, None).await.map(|()| WriteOutcome::Done)?)
+                Ok(self.api.delete::<MoEPlan>(name, uid, None).await.map(|()| WriteOutcome::Done)?)
             }
         }
     }
@@ -172,19 +172,19 @@ impl Writer<'_> {
         let live = match &keep.live {
             Some(live) => Some(live.as_ref().clone()),
             // It may have lost its labels, or be another's.
-            None => self.calls.get::<K>(&wanted.name_any()).await?,
+            None => self.api.get::<K>(&wanted.name_any()).await?,
         };
         if live.as_ref().is_some_and(|live| !is_owned_by(live, &self.uid)) {
             return Ok(WriteOutcome::Refused(None, name_taken(wanted)));
         }
-        let applied = match (self.calls.apply(wanted).await, live) {
+        let applied = match (self.api.apply(wanted).await, live) {
             // Together with the fields that another writer added, the object would be invalid.
             (Err(error), Some(live)) if error.code() == 422 => live,
             (applied, _) => applied?,
         };
         if !is_as(&applied, wanted) {
             // An entry that another writer added to a list, such as a port, survives a server-side apply.
-            self.calls.replace(&in_place_of(&applied, wanted)).await?;
+            self.api.replace(&in_place_of(&applied, wanted)).await?;
         }
         Ok(WriteOutcome::Done)
     }
@@ -194,33 +194,33 @@ impl Writer<'_> {
     async fn routing(&self, keep: &DesiredObject<MoERecord>) -> Result<WriteOutcome, ApplyError> {
         let wanted = keep.wanted.as_ref();
         if let Some(live) = &keep.live {
-            self.calls.replace(&in_place_of(live.as_ref(), wanted)).await?;
+            self.api.replace(&in_place_of(live.as_ref(), wanted)).await?;
             return Ok(WriteOutcome::Done);
         }
-        let Err(error) = self.calls.create(wanted).await else { return Ok(WriteOutcome::Done) };
+        let Err(error) = self.api.create(wanted).await else { return Ok(WriteOutcome::Done) };
         let found =
-            if error.code() == 409 { self.calls.get::<MoERecord>(&wanted.name_any()).await? } else { None };
+            if error.code() == 409 { self.api.get::<MoERecord>(&wanted.name_any()).await? } else { None };
         let Some(found) = found else { return Err(error.into()) };
         if !is_owned_by(&found, &self.uid) {
             return Ok(WriteOutcome::Refused(None, name_taken(wanted)));
         }
         // It lost the labels by which it is found. What it says is read with them again.
-        self.calls.merge(&MoERecord { metadata: wanted.metadata.clone(), spec: found.spec }).await?;
+        self.api.merge(&MoERecord { metadata: wanted.metadata.clone(), spec: found.spec }).await?;
         Err(ApplyError::Stale(wanted.name_any()))
     }
 
     /// Writes the operator's part of the demand object, if the gateways' part is unchanged since it was read.
     async fn demand(&self, keep: &DesiredObject<MoEDemand>) -> Result<WriteOutcome, ApplyError> {
         let written = match &keep.live {
-            Some(live) => self.calls.replace(&in_place_of(live.as_ref(), keep.wanted.as_ref())).await,
-            None => self.calls.create(keep.wanted.as_ref()).await,
+            Some(live) => self.api.replace(&in_place_of(live.as_ref(), keep.wanted.as_ref())).await,
+            None => self.api.create(keep.wanted.as_ref()).await,
         };
         Ok(written.map(|_| WriteOutcome::Done)?)
     }
 
     /// A plan, once.
     async fn plan(&self, plan: &MoEPlan) -> Result<WriteOutcome, ApplyError> {
-        match self.calls.create(plan).await {
+        match self.api.create(plan).await {
             // Named by its content: it is this one.
             Err(error) if error.code() == 409 => self.relabel_plan(plan).await?,
             other => other.map(|_| ())?,
@@ -230,21 +230,21 @@ impl Writer<'_> {
 
     /// Gives a plan that exists the labels back by which it is found.
     async fn relabel_plan(&self, plan: &MoEPlan) -> Result<(), CallError> {
-        let live = self.calls.get::<MoEPlan>(&plan.name_any()).await?;
+        let live = self.api.get::<MoEPlan>(&plan.name_any()).await?;
         let Some(live) = live.filter(|live| is_owned_by(live, &self.uid)) else { return Ok(()) };
         // What it says is never changed.
         let labelled = MoEPlan { metadata: plan.metadata.clone(), spec: live.spec.clone() };
         if is_as(&live, &labelled) {
             return Ok(());
         }
-        self.calls.merge(&labelled).await.map(|_| ())
+        self.api.merge(&labelled).await.map(|_| ())
     }
 
     /// A profile, unless another deployment was first.
     async fn profile(&self, record: &MoERecord) -> Result<WriteOutcome, ApplyError> {
-        match self.calls.create(record).await {
+        match self.api.create(record).await {
             // Measured at the same time, or spoiled: the measurement stands.
-            Err(error) if error.code() == 409 => self.calls.apply(record).await.map(|_| ())?,
+            Err(error) if error.code() == 409 => self.api.apply(record).await.map(|_| ())?,
             other => other.map(|_| ())?,
         }
         Ok(WriteOutcome::Done)
@@ -253,15 +253,15 @@ impl Writer<'_> {
     /// Makes one pod.
     async fn create(
         &self,
-        Creation { pod, component, happening }: &Creation,
+        Creation { pod, component, event }: &Creation,
     ) -> Result<WriteOutcome, ApplyError> {
-        let refused = |trouble| Ok(WriteOutcome::Refused(Some(*component), trouble));
-        match self.calls.create(pod.as_ref()).await {
-            Ok(_) => Ok(WriteOutcome::Made(happening.clone())),
+        let refused = |issue| Ok(WriteOutcome::Refused(Some(*component), issue));
+        match self.api.create(pod.as_ref()).await {
+            Ok(_) => Ok(WriteOutcome::Made(event.clone())),
             Err(error) if error.code() == 409 => {
                 // Where it is ours, an earlier attempt made it, or it lost its labels.
                 let name = pod.name_any();
-                let Some(live) = self.calls.get::<Pod>(&name).await? else { return Ok(WriteOutcome::Done) };
+                let Some(live) = self.api.get::<Pod>(&name).await? else { return Ok(WriteOutcome::Done) };
                 if !is_owned_by(&live, &self.uid) {
                     return refused(name_taken(pod.as_ref()));
                 }
@@ -271,7 +271,7 @@ impl Writer<'_> {
             Err(error) if matches!(error.code(), 403 | 422) => {
                 let message =
                     error.status().map_or_else(|| error.to_string(), |status| status.message.clone());
-                refused(Trouble::new(refusal(&message), format!("pod {}: {message}", pod.name_any())))
+                refused(StatusIssue::new(refusal(&message), format!("pod {}: {message}", pod.name_any())))
             }
             Err(error) => Err(error.into()),
         }
@@ -282,27 +282,27 @@ impl Writer<'_> {
         let mut named = Pod { metadata: wanted.metadata.clone(), ..Pod::default() };
         if !is_as(live, &named) && live.metadata.deletion_timestamp.is_none() {
             named.metadata.uid.clone_from(&live.metadata.uid);
-            self.calls.merge(&named).await?;
+            self.api.merge(&named).await?;
         }
         Ok(WriteOutcome::Done)
     }
 }
 
-/// Publishes `happenings` about `owner`. A failure is logged: no reconcile fails for an event.
-pub(super) async fn publish(recorder: &Recorder, owner: &MoEDeployment, happenings: &[ClusterEvent]) {
+/// Publishes `events` about `owner`. A failure is logged: no reconcile fails for an event.
+pub(super) async fn publish(recorder: &Recorder, owner: &MoEDeployment, events: &[ClusterEvent]) {
     let reference = owner.object_ref(&());
-    for happening in happenings {
+    for event in events {
         let event = Event {
-            type_: if happening.warning { EventType::Warning } else { EventType::Normal },
-            reason: happening.reason.clone(),
-            note: Some(shortened(&happening.note, MAX_NOTE)),
-            action: shortened(&happening.action, MAX_ACTION),
+            type_: if event.warning { EventType::Warning } else { EventType::Normal },
+            reason: event.reason.clone(),
+            note: Some(shortened(&event.note, MAX_NOTE)),
+            action: shortened(&event.action, MAX_ACTION),
             secondary: None,
         };
         match timeout(DEADLINE, recorder.publish(&event, &reference)).await {
             Ok(Ok(())) => {}
-            Ok(Err(error)) => tracing::warn!(%error, reason = happening.reason, "event not published"),
-            Err(_elapsed) => tracing::warn!(reason = happening.reason, "event not published: timeout"),
+            Ok(Err(error)) => tracing::warn!(%error, reason = event.reason, "event not published"),
+            Err(_elapsed) => tracing::warn!(reason = event.reason, "event not published: timeout"),
         }
     }
 }

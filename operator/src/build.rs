@@ -19,11 +19,11 @@ pub(crate) struct Manifests {
 
 /// Builds the manifests of the plan that is to run, with as many replicas as `scaled` says.
 pub(crate) fn build(inputs: Inputs<'_>, planned: &PlanStage, scaled: &Scaled) -> Manifests {
-    let Inputs { owner, around, .. } = inputs;
+    let Inputs { owner, environment, .. } = inputs;
     let target = planned.target.as_ref().map(|TargetPlan { revision, plan }| TargetPlan {
         revision: revision.scaled(&scaled.counts),
         plan: plan.clone(),
     });
     let budgets = target.as_ref().map(|target| budgets(owner, &target.revision)).unwrap_or_default();
-    Manifests { frame: frame(owner, around), target, budgets }
+    Manifests { frame: frame(owner, environment), target, budgets }
 }

@@ -9,7 +9,7 @@ const MAX_MESSAGE: usize = 1024;
 
 /// Desired content of a condition.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Verdict {
+pub(crate) struct ConditionContent {
     /// Set if the condition holds.
     pub holds: bool,
     /// Why, as one word in CamelCase.
@@ -18,7 +18,7 @@ pub(crate) struct Verdict {
     pub message: String,
 }
 
-impl Verdict {
+impl ConditionContent {
     /// It holds.
     pub(crate) fn yes(reason: &str, message: impl Into<String>) -> Self {
         Self { holds: true, reason: reason.to_owned(), message: message.into() }

@@ -79,11 +79,11 @@ impl ReconcileHistory {
 }
 
 /// Keeps the deployments of `namespaces`, or of all where none is named, as they are wanted, until `shutdown`; runs that are
-/// under way then are finished. `ready` is told when deployments can be read everywhere. What `news` names
+/// under way then are finished. `ready` is told when deployments can be read everywhere. What `reconcile_requests` names
 /// is looked at as well.
 pub(super) async fn control(
     context: Context,
-    mut news: mpsc::Receiver<ObjectRef<MoEDeployment>>,
+    mut reconcile_requests: mpsc::Receiver<ObjectRef<MoEDeployment>>,
     namespaces: &[String],
     concurrency: u16,
     ready: watch::Sender<bool>,
@@ -117,15 +117,15 @@ pub(super) async fn control(
     let (told, heard): (Vec<_>, Vec<_>) = scopes.iter().map(|_| mpsc::channel(NEWS)).unzip();
     let told: Vec<_> = scopes.iter().map(|scope| scope.map(str::to_owned)).zip(told).collect();
     let telling = tokio::spawn(async move {
-        while let Some(deployment) = news.recv().await {
+        while let Some(deployment) = reconcile_requests.recv().await {
             let of_scope = told.iter().find(|(scope, _)| scope.is_none() || *scope == deployment.namespace);
             if let Some((_, told)) = of_scope {
                 let _ended = told.send(deployment).await;
             }
         }
     });
-    let controls = scopes.iter().zip(heard).map(|(scope, news)| {
-        control_scope(&client, shared.clone(), news, *scope, concurrency, shutdown.clone())
+    let controls = scopes.iter().zip(heard).map(|(scope, reconcile_requests)| {
+        control_scope(&client, shared.clone(), reconcile_requests, *scope, concurrency, shutdown.clone())
     });
     join_all(controls).await;
     waiting.abort();
@@ -136,7 +136,7 @@ pub(super) async fn control(
 async fn control_scope(
     client: &Client,
     shared: Arc<ControllerShared>,
-    news: mpsc::Receiver<ObjectRef<MoEDeployment>>,
+    reconcile_requests: mpsc::Receiver<ObjectRef<MoEDeployment>>,
     namespace: Option<&str>,
     concurrency: u16,
     shutdown: CancellationToken,
@@ -151,7 +151,9 @@ async fn control_scope(
         .owns(scoped::<NetworkPolicy>(client, namespace), ours.clone())
         .owns(scoped::<PodDisruptionBudget>(client, namespace), ours.clone())
         .owns(scoped::<MoEPlan>(client, namespace), ours.clone())
-        .reconcile_on(stream::unfold(news, async |mut news| Some((news.recv().await?, news))))
+        .reconcile_on(stream::unfold(reconcile_requests, async |mut reconcile_requests| {
+            Some((reconcile_requests.recv().await?, reconcile_requests))
+        }))
         .graceful_shutdown_on(shutdown.cancelled_owned());
     let controller = match has_gateways {
         true => controller.owns(scoped::<MoEDemand>(client, namespace), ours),
@@ -224,11 +226,11 @@ async fn run(
         }
         Err(error) => {
             metrics.errors.with_label_values(&[error.kind()]).inc();
-            if let Some(action) = error.untold() {
+            if let Some(action) = error.unreported_action() {
                 // The status cannot tell: it is stated when everything else was done.
-                let happening =
+                let event =
                     ClusterEvent { action, ..ClusterEvent::warning("ReconcileFailed", error.to_string()) };
-                publish(&shared.context.recorder, &deployment, &[happening]).await;
+                publish(&shared.context.recorder, &deployment, &[event]).await;
             }
             tracing::warn!(namespace, name, %error, "reconcile failed");
             Err(error)
@@ -268,7 +270,7 @@ impl ControllerShared {
     /// Forgets a deployment that is gone, or going.
     fn forget(&self, key: &ObjectRef<MoEDeployment>) {
         self.looks().remove(key);
-        self.context.conversations.end(key);
+        self.context.main_pollers.end(key);
         self.context.starting.end(key);
         self.context.memory.forget(key);
         self.context.pool.forget(key);

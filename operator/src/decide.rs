@@ -3,12 +3,12 @@
 use super::build::{Manifests, build};
 use super::diff::{Diff, DiffInput, diff};
 use super::events::ClusterEvent;
-use super::fleet::SilentFunctions;
+use super::fleet::FunctionCounts;
 use super::inputs::Inputs;
-use super::memory::Learned;
 use super::plan::{PlanStage, Planner, plan};
 use super::resolve::{Resolved, resolve};
 use super::scale::{GroupChange, PhaseChange, ReplicaChange, Scaled, scale};
+use super::soft_state::SoftStateUpdate;
 use super::write::Write;
 use remoe_api::MixOf;
 use remoe_autoscale::scale_to_zero::ScalingPhase;
@@ -32,7 +32,7 @@ pub(crate) struct Decided {
 #[derive(Debug, Default)]
 pub(crate) struct Effects {
     /// Events.
-    pub happenings: Vec<ClusterEvent>,
+    pub events: Vec<ClusterEvent>,
     /// Requests whose expert usage a new plan is for.
     pub replanned: Option<MixOf>,
     /// Change of the phase.
@@ -64,12 +64,12 @@ pub(crate) fn decide(inputs: Inputs<'_>, planner: &mut impl Planner) -> Result<D
 
 impl Decided {
     /// Returns the soft state that the reconcile ends with.
-    pub(crate) fn learned(&self) -> Learned {
-        Learned {
+    pub(crate) fn soft_state_update(&self) -> SoftStateUpdate {
+        SoftStateUpdate {
             load: self.scaled.load.clone(),
             cooldown: self.planned.cooldown,
-            silence: SilentFunctions::among(&self.scaled.pods),
-            takes_turn: self.diff.takes_turn,
+            function_counts: FunctionCounts::of_pods(&self.scaled.pods),
+            takes_rollout_turn: self.diff.takes_rollout_turn,
             settled: self.diff.settled,
         }
     }
@@ -84,11 +84,11 @@ impl Decided {
         let awake = scaled.demanded.phase != ScalingPhase::Asleep;
         let changes = if awake { scaled.changes.clone() } else { Vec::new() };
         let groups = if is_told { scaled.groups.changes.clone() } else { Vec::new() };
-        let mut happenings = diff.said(made);
-        happenings.extend(changes.iter().map(ReplicaChange::happening));
-        happenings.extend(groups.iter().map(GroupChange::happening));
+        let mut events = diff.said(made);
+        events.extend(changes.iter().map(ReplicaChange::event));
+        events.extend(groups.iter().map(GroupChange::event));
         Effects {
-            happenings,
+            events,
             replanned: planned.cause.filter(|_| is_planned),
             phase: scaled.demanded.change.filter(|_| is_told),
             scaled: changes,

@@ -44,12 +44,12 @@ pub(super) fn transitions(
     let changed = told.into_iter().filter_map(|of| {
         let now = after.condition(of)?;
         let then = before.and_then(|before| before.condition(of));
-        happening(of, then, now)
+        event(of, then, now)
     });
     changed.collect()
 }
 
-fn happening(of: ConditionType, then: Option<&Condition>, now: &Condition) -> Option<ClusterEvent> {
+fn event(of: ConditionType, then: Option<&Condition>, now: &Condition) -> Option<ClusterEvent> {
     let was = then.map(|then| (then.status.as_str(), then.reason.as_str()));
     if was == Some((&now.status, &now.reason)) {
         return None;

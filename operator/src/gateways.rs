@@ -1,6 +1,6 @@
 //! Which gateways live: those whose Leases are renewed.
 
-use super::calls::{CallError, Calls};
+use super::api::{CallError, NamespaceApi};
 use jiff::Timestamp;
 use k8s_openapi::api::coordination::v1::Lease;
 use kube::ResourceExt;
@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 /// The gateways of this release, as one operator knows them.
 pub(super) struct Gateways {
     /// API of the namespace that they run in.
-    calls: Calls,
+    api: NamespaceApi,
     /// The release.
     release: String,
     /// Identity that they show to main functions; absent without a signer of certificates.
@@ -26,19 +26,19 @@ pub(super) struct Gateways {
 
 /// The gateways that live.
 #[derive(Debug, Default)]
-pub(super) struct Live {
+pub(super) struct LiveGateways {
     /// Their identities as pods.
     pub(super) uids: BTreeSet<String>,
     /// Set if any of them shows no certificate, or another one: it is of a version that has none, or of a release
     /// without a signer.
-    pub(super) strange: bool,
+    pub(super) has_uncertified: bool,
 }
 
 impl Gateways {
     /// Starts without a known gateway of `release`; each has to show `identity`, if there is one.
-    pub(super) fn new(calls: Calls, release: &str, identity: Option<Identity>) -> Self {
+    pub(super) fn new(api: NamespaceApi, release: &str, identity: Option<Identity>) -> Self {
         let (release, since) = (release.to_owned(), Timestamp::now());
-        Self { calls, release, identity, since, renewals: Mutex::default() }
+        Self { api, release, identity, since, renewals: Mutex::default() }
     }
 
     /// Reports if they have certificates to show.
@@ -50,9 +50,9 @@ impl Gateways {
     ///
     /// # Errors
     /// Leases cannot be read.
-    pub(super) async fn live(&self) -> Result<Live, CallError> {
+    pub(super) async fn live(&self) -> Result<LiveGateways, CallError> {
         let (key, value) = LEASE_LABEL;
-        let leases = self.calls.list::<Lease>(&format!("{key}={value}")).await?;
+        let leases = self.api.list::<Lease>(&format!("{key}={value}")).await?;
         let now = Instant::now();
         // Every change of it is whole.
         let mut renewals = self.renewals.lock().unwrap_or_else(PoisonError::into_inner);
@@ -70,8 +70,8 @@ impl Gateways {
         let lasts = Duration::from_secs(LEASE_SECONDS.into());
         let live = renewals.iter().filter(|(_, (_, seen))| now.duration_since(*seen) < lasts);
         let uids: BTreeSet<String> = live.map(|(holder, _)| holder.clone()).collect();
-        let strange = uids.iter().any(|uid| shows.get(uid) != Some(&self.identity));
-        Ok(Live { uids, strange })
+        let has_uncertified = uids.iter().any(|uid| shows.get(uid) != Some(&self.identity));
+        Ok(LiveGateways { uids, has_uncertified })
     }
 }
 

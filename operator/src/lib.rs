@@ -3,15 +3,15 @@
 //! One reconcile is one straight line of stages, which [`reconcile`] draws: [`read`], [`resolve`], [`plan`], [`scale`],
 //! [`build`], [`diff`], [`apply`], [`status`]. Those from resolve to diff are pure ([`decide`]). What the operator remembers
 //! ([`memory`]) may be lost at any time: a reconcile that was interrupted is repeated from what is in the cluster. Main
-//! functions are asked beside it ([`conversations`]).
+//! functions are asked beside it ([`main_pollers`]).
 
 // The stages, in their order, and what joins them.
 mod reconcile;
 
 mod decide;
 mod inputs;
-mod memory;
 mod observed;
+mod soft_state;
 
 mod read;
 
@@ -30,15 +30,14 @@ mod apply;
 mod status;
 
 // Parts of the stages.
-mod allowed;
 mod altered;
 mod backoff;
-mod collector;
+mod billed_pods;
 mod conditions;
 mod cooldown;
+mod deployment_policy;
 mod digest;
 mod drift;
-mod earlier;
 mod epoch;
 mod events;
 mod exposure;
@@ -46,13 +45,13 @@ mod facts;
 mod fleet;
 mod identity;
 mod inspection;
-mod mains;
+mod legacy_records;
+mod main_client;
 mod manifests;
 mod missing_inputs;
 mod names;
 mod one_shot;
 mod ownership;
-mod paid;
 mod planning;
 mod pods;
 mod ports;
@@ -62,26 +61,27 @@ mod records;
 mod replacement;
 mod rewritten;
 mod rollout;
+mod rollout_turn;
 mod routing;
 mod source;
 mod sources;
-mod trouble;
-mod turn;
+mod status_issue;
+mod trace_collector;
 mod usage;
 mod write;
 
 // The process around them.
-mod calls;
+mod api;
 mod controller;
-mod conversations;
 mod gateways;
 mod lease;
+mod main_pollers;
 mod metrics;
 mod planning_pool;
 mod run;
 mod serve;
 mod settings;
-mod starting;
+mod start_probes;
 mod term;
 
 #[cfg(any(test, fuzzing))]

@@ -1,9 +1,9 @@
 //! Names of what is still to be read. Pure: they follow from the resource and from what is stored about its model, and no
 //! later stage is asked for them.
 
-use super::earlier;
 use super::facts::{ModelFacts, subject_of};
 use super::inspection::kept_facts;
+use super::legacy_records;
 use super::manifests::inspector_place;
 use super::names::profile_record;
 use super::one_shot::{OneShotState, one_shot};
@@ -27,12 +27,12 @@ pub(crate) enum MissingInput {
 ///
 /// # Errors
 /// The spec cannot be written as JSON.
-pub(crate) fn lacking(
+pub(crate) fn missing_input(
     owner: &MoEDeployment,
     records: Records<'_>,
 ) -> Result<Option<MissingInput>, serde_json::Error> {
     let Details { profiles, maps, logs } = records.details;
-    if let Some(name) = earlier::lacking(owner, records) {
+    if let Some(name) = legacy_records::missing_input(owner, records) {
         return Ok(Some(MissingInput::Map(name)));
     }
     let unread_log = |place: &str| finished(owner, records, place).filter(|pod| !logs.contains_key(pod));
@@ -52,13 +52,14 @@ pub(crate) fn lacking(
     let subject = profiling::subject(owner, &facts)?;
     let name = profile_record(&subject);
     let Some(record) = profiles.get(&name) else { return Ok(Some(MissingInput::Profile(name))) };
-    let earlier = if record.is_none() { earlier::lacking_profile(records, &name) } else { None };
-    if let Some(name) = earlier {
+    let legacy_records =
+        if record.is_none() { legacy_records::lacking_profile(records, &name) } else { None };
+    if let Some(name) = legacy_records {
         return Ok(Some(MissingInput::Map(name)));
     }
     let kept = match record {
         Some(record) => profiling::measured(record, &subject, owner, &facts),
-        None => earlier::profile(owner, records, &name)
+        None => legacy_records::profile(owner, records, &name)
             .and_then(|profile| profiling::of_model(profile, owner, &facts)),
     };
     Ok(if kept.is_some() { None } else { unread_log(&name).map(MissingInput::Log) })

@@ -1,7 +1,7 @@
 //! Output of the read stage: objects in the cluster, and answers of functions.
 
-use super::conversations::MainObservation;
-use super::earlier;
+use super::legacy_records;
+use super::main_pollers::MainObservation;
 use super::pods::{ContainerRun, PodView};
 use super::records::{Details, Records};
 use super::routing::RoutingTable;
@@ -42,7 +42,7 @@ pub(crate) struct Observed {
     pub gateways: BTreeSet<String>,
     /// Gateways live that could show main functions no certificate, and no main function wants one yet: those that start are to
     /// speak with everybody.
-    pub strange_gateways: bool,
+    pub uncertified_gateways: bool,
     /// Since when this operator has been looking.
     pub since: Timestamp,
     /// Time of the read.
@@ -71,12 +71,12 @@ impl Observed {
     /// The routing generations, read.
     pub(crate) fn table(&self, owner: &MoEDeployment) -> RoutingTable {
         let kept = self.routing.as_ref().map(RoutingTable::from_record);
-        kept.or_else(|| earlier::routing(owner, self.records())).unwrap_or_default()
+        kept.or_else(|| legacy_records::routing(owner, self.records())).unwrap_or_default()
     }
 
     /// Reports if main functions were told a generation that is kept.
     pub(super) fn has_routing(&self, owner: &MoEDeployment) -> bool {
-        self.routing.is_some() || earlier::routing(owner, self.records()).is_some()
+        self.routing.is_some() || legacy_records::routing(owner, self.records()).is_some()
     }
 
     /// The pods of functions of `owner`, with what main functions said.

@@ -4,7 +4,7 @@ use super::backoff::pause;
 use super::names::{self, COMPONENT, Component, PodName, SUBJECT, next_incarnation};
 use super::ownership::is_owned_by;
 use super::pods::{PodOutcome, outcome};
-use super::trouble::Trouble;
+use super::status_issue::StatusIssue;
 use super::write::Deletion;
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Pod;
@@ -22,12 +22,12 @@ pub(crate) enum OneShotState {
         /// How many came before.
         incarnation: u32,
         /// Why the one before failed.
-        after: Option<Trouble>,
+        after: Option<StatusIssue>,
     },
     /// A pod is at work.
     Waiting {
         /// Trouble that keeps the pod from working.
-        trouble: Option<Trouble>,
+        issue: Option<StatusIssue>,
     },
     /// A pod is done: its log has what it found out.
     Done {
@@ -37,7 +37,7 @@ pub(crate) enum OneShotState {
     /// The last pod failed; another one is due later.
     Failed {
         /// Why.
-        trouble: Trouble,
+        issue: StatusIssue,
         /// How many were started.
         attempts: u32,
         /// When the next one is started.
@@ -63,18 +63,18 @@ pub(crate) fn one_shot(
     let at_work = newest.filter(|(_, pod)| pod.metadata.deletion_timestamp.is_none());
     let Some((name, pod)) = at_work else { return OneShotState::Start { incarnation: next, after: None } };
     match outcome(pod) {
-        PodOutcome::Running { trouble } => OneShotState::Waiting { trouble },
+        PodOutcome::Running { issue } => OneShotState::Waiting { issue },
         PodOutcome::Succeeded => OneShotState::Done { pod: name.to_string() },
-        PodOutcome::Failed { trouble, at } => {
-            let trouble = explained(trouble, reason);
+        PodOutcome::Failed { issue, at } => {
+            let issue = explained(issue, reason);
             let attempts = name.incarnation.saturating_add(1);
             // A node's clock may be ahead of ours.
             let ended = at.unwrap_or(now).min(now);
             let retry_at = ended.checked_add(pause(attempts)).unwrap_or(now);
             if now < retry_at {
-                OneShotState::Failed { trouble, attempts, retry_at }
+                OneShotState::Failed { issue, attempts, retry_at }
             } else {
-                OneShotState::Start { incarnation: next, after: Some(trouble) }
+                OneShotState::Start { incarnation: next, after: Some(issue) }
             }
         }
     }
@@ -82,7 +82,7 @@ pub(crate) fn one_shot(
 
 /// Returns pods on errands of `component` that are no longer of use. Of use are at most the pods of one subject, unless
 /// its errand is to be started again.
-pub(crate) fn useless(
+pub(crate) fn obsolete_pods(
     pods: &[Pod],
     owner_uid: &str,
     component: Component,
@@ -98,9 +98,9 @@ pub(crate) fn useless(
             names::label(&pod.metadata, SUBJECT) == subject && !matches!(one_shot, OneShotState::Start { .. })
         })
     };
-    let useless = of_component.filter(|pod| !is_useful(pod));
+    let obsolete_pods = of_component.filter(|pod| !is_useful(pod));
     let deletion = |pod: &Pod| Some(Deletion { name: pod.name_any(), uid: pod.uid()?, grace_seconds: None });
-    useless.filter_map(deletion).collect()
+    obsolete_pods.filter_map(deletion).collect()
 }
 
 /// Last line of the output of `remoe-agent` when it fails.
@@ -117,10 +117,10 @@ struct RefusalBody {
 }
 
 /// The pod's own words, where its log has them.
-fn explained(trouble: Trouble, reason: &'static str) -> Trouble {
-    let refusal = trouble.message.lines().rev().find_map(|line| serde_json::from_str::<Refusal>(line).ok());
+fn explained(issue: StatusIssue, reason: &'static str) -> StatusIssue {
+    let refusal = issue.message.lines().rev().find_map(|line| serde_json::from_str::<Refusal>(line).ok());
     let Some(RefusalBody { code, message, field }) = refusal.map(|refusal| refusal.error) else {
-        return trouble;
+        return issue;
     };
     let reason = match (code.as_str(), field.as_deref()) {
         (_, Some("credentials")) => "CredentialsRefused",
@@ -129,5 +129,5 @@ fn explained(trouble: Trouble, reason: &'static str) -> Trouble {
         ("runtime", _) if reason == UNREADABLE => "SourceUnavailable",
         _ => reason,
     };
-    Trouble::new(reason, message)
+    StatusIssue::new(reason, message)
 }

@@ -1,7 +1,7 @@
 //! Objects that belong to a deployment: their metadata, and how they are told from those of others.
 
 use super::names;
-use super::trouble::Trouble;
+use super::status_issue::StatusIssue;
 use kube::api::ObjectMeta;
 use kube::{Resource, ResourceExt};
 use remoe_api::MoEDeployment;
@@ -28,7 +28,7 @@ pub(crate) fn is_owned_by<K: Resource>(object: &K, uid: &str) -> bool {
 }
 
 /// Returns the trouble with an object whose name another owner has.
-pub(crate) fn name_taken<K: Resource<DynamicType = ()>>(wanted: &K) -> Trouble {
+pub(crate) fn name_taken<K: Resource<DynamicType = ()>>(wanted: &K) -> StatusIssue {
     let (kind, name) = (K::kind(&()), wanted.name_any());
-    Trouble::new(NAME_TAKEN, format!("{kind} {name} has another owner; rename it, or this deployment"))
+    StatusIssue::new(NAME_TAKEN, format!("{kind} {name} has another owner; rename it, or this deployment"))
 }

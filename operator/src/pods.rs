@@ -5,7 +5,7 @@ use super::names::{self, COMPONENT, Component, FUNCTION, IDENTITY, PodName, REPL
 use super::ownership::is_owned_by;
 use super::ports::EXPERT_PORT;
 use super::routing::{Generation, MOST_GENERATIONS};
-use super::trouble::{FOREIGN_ROUTING, NOT_READY, Trouble};
+use super::status_issue::{FOREIGN_ROUTING, NOT_READY, StatusIssue};
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::api::core::v1::{ContainerState, ContainerStatus, Pod, PodCondition, PodStatus};
 use kube::ResourceExt;
@@ -55,9 +55,9 @@ pub(crate) struct PodView {
     /// When it becomes faulty if nothing changes.
     pub faulty_at: Option<Timestamp>,
     /// Fault that calls for another pod in its place.
-    pub fault: Option<Trouble>,
+    pub fault: Option<StatusIssue>,
     /// Trouble that keeps it from working, and that may pass or that a user must mend.
-    pub trouble: Option<Trouble>,
+    pub issue: Option<StatusIssue>,
     /// The generation that a main function has in force; none: it did not answer.
     pub in_force: Option<u64>,
     /// Digest of its placement; empty if no generation is in force.
@@ -83,7 +83,7 @@ impl PodView {
         let unready = unready_since(&status).and_then(|since| since.checked_add(UNREADY).ok());
         let lost = unready
             .filter(|at| *at <= now)
-            .map(|_| Trouble::new(NOT_READY, format!("not ready for {} s", UNREADY.as_secs())));
+            .map(|_| StatusIssue::new(NOT_READY, format!("not ready for {} s", UNREADY.as_secs())));
         Some(Self {
             name: PodName::parse(&pod.name_any())?,
             uid: pod.uid()?,
@@ -101,7 +101,7 @@ impl PodView {
             restarts: container(&status).map_or(0, |container| container.restart_count),
             faulty_at: unready.filter(|at| *at > now),
             fault: ended(&status).or_else(|| crash_looping(&status)).or_else(|| disrupted(&status)).or(lost),
-            trouble: trouble(&status),
+            issue: issue(&status),
             in_force: None,
             placement: String::new(),
         })
@@ -129,7 +129,7 @@ impl PodView {
         self.in_force = generation.filter(|number| *number <= newest.max(MOST_GENERATIONS / 2));
         if let (Some(number), None) = (generation, self.in_force) {
             let message = format!("reports unknown routing generation {number}; replacing the pod");
-            self.fault.get_or_insert(Trouble::new(FOREIGN_ROUTING, message));
+            self.fault.get_or_insert(StatusIssue::new(FOREIGN_ROUTING, message));
         }
     }
 }
@@ -140,14 +140,14 @@ pub(super) fn expert_address(ip: IpAddr) -> String {
 }
 
 /// A pod that the cluster is about to end: evicted, preempted, or on a node that is lost.
-fn disrupted(status: &PodStatus) -> Option<Trouble> {
+fn disrupted(status: &PodStatus) -> Option<StatusIssue> {
     if status.reason.as_deref() == Some("NodeLost") {
-        return Some(Trouble::new("NodeLost", "node lost"));
+        return Some(StatusIssue::new("NodeLost", "node lost"));
     }
     let disrupted = condition(status, "DisruptionTarget").filter(|target| target.status == "True")?;
     let message =
         disrupted.message.clone().unwrap_or_else(|| "evicted or preempted by the cluster".to_owned());
-    Some(Trouble::new("Disrupted", message))
+    Some(StatusIssue::new("Disrupted", message))
 }
 
 /// Where a pod is reached.
@@ -173,11 +173,11 @@ fn unready_since(status: &PodStatus) -> Option<Timestamp> {
 }
 
 /// Pods that are restarted for ever do not end by themselves: they were evicted, or the node was lost.
-fn ended(status: &PodStatus) -> Option<Trouble> {
+fn ended(status: &PodStatus) -> Option<StatusIssue> {
     match status.phase.as_deref() {
         Some("Failed" | "Succeeded") => {
             let reason = if status.reason.as_deref() == Some("Evicted") { "Evicted" } else { "PodFailed" };
-            Some(Trouble::new(
+            Some(StatusIssue::new(
                 reason,
                 status.message.clone().unwrap_or_else(|| "pod ended without a message".to_owned()),
             ))
@@ -204,16 +204,16 @@ fn waiting(status: &PodStatus) -> Option<(&str, &str)> {
     Some((waiting.reason.as_deref()?, waiting.message.as_deref().unwrap_or_default()))
 }
 
-fn crash_looping(status: &PodStatus) -> Option<Trouble> {
+fn crash_looping(status: &PodStatus) -> Option<StatusIssue> {
     waiting(status).filter(|(reason, _)| *reason == "CrashLoopBackOff")?;
     let ended = container(status)?.last_state.as_ref()?.terminated.as_ref();
     let code = ended.map_or(0, |ended| ended.exit_code);
     let words = ended.and_then(|ended| ended.message.as_deref()).map_or("", last_words);
     let killed = ended.and_then(|ended| ended.reason.as_deref()) == Some("OOMKilled");
     Some(if killed {
-        Trouble::new("OutOfMemory", "killed: exceeded its memory limit")
+        StatusIssue::new("OutOfMemory", "killed: exceeded its memory limit")
     } else {
-        Trouble::new("CrashLooping", format!("exited with code {code}: {words}"))
+        StatusIssue::new("CrashLooping", format!("exited with code {code}: {words}"))
     })
 }
 
@@ -223,11 +223,11 @@ fn last_words(log: &str) -> &str {
 }
 
 /// Returns the trouble that keeps a pod from starting, and that another pod in its place would meet as well.
-fn trouble(status: &PodStatus) -> Option<Trouble> {
+fn issue(status: &PodStatus) -> Option<StatusIssue> {
     let unscheduled = condition(status, "PodScheduled").filter(|scheduled| scheduled.status == "False");
     if let Some(message) = unscheduled.and_then(|scheduled| scheduled.message.as_deref()) {
         let missing = message.contains("persistentvolumeclaim") && message.contains("not found");
-        return Some(Trouble::new(if missing { "ClaimMissing" } else { "Unschedulable" }, message));
+        return Some(StatusIssue::new(if missing { "ClaimMissing" } else { "Unschedulable" }, message));
     }
     let (reason, message) = waiting(status)?;
     let reason = match reason {
@@ -236,7 +236,7 @@ fn trouble(status: &PodStatus) -> Option<Trouble> {
         "CreateContainerConfigError" | "CreateContainerError" | "RunContainerError" => "ContainerFailed",
         _ => return None,
     };
-    Some(Trouble::new(reason, message))
+    Some(StatusIssue::new(reason, message))
 }
 
 /// How a pod that runs once stands.
@@ -245,14 +245,14 @@ pub(crate) enum PodOutcome {
     /// It has not ended.
     Running {
         /// Trouble that keeps it from working.
-        trouble: Option<Trouble>,
+        issue: Option<StatusIssue>,
     },
     /// It did what it was to do.
     Succeeded,
     /// It did not.
     Failed {
         /// Last words of the pod.
-        trouble: Trouble,
+        issue: StatusIssue,
         /// When it ended, where that is known.
         at: Option<Timestamp>,
     },
@@ -275,10 +275,10 @@ pub(crate) fn outcome(pod: &Pod) -> PodOutcome {
                 _ => "PodFailed",
             };
             PodOutcome::Failed {
-                trouble: Trouble::new(reason, message),
+                issue: StatusIssue::new(reason, message),
                 at: ended.and_then(|ended| ended.finished_at.as_ref()).map(|time| time.0),
             }
         }
-        _ => PodOutcome::Running { trouble: trouble(&status).or_else(|| crash_looping(&status)) },
+        _ => PodOutcome::Running { issue: issue(&status).or_else(|| crash_looping(&status)) },
     }
 }

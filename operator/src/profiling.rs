@@ -9,7 +9,7 @@ use super::facts::ModelFacts;
 use super::manifests::measured_vcpus;
 use super::names::{self, MANAGER, SUBJECT};
 use super::planning::{KnownProfile, compute_dtype, served};
-use super::trouble::Trouble;
+use super::status_issue::StatusIssue;
 use k8s_openapi::api::core::v1::ConfigMap;
 use kube::api::ObjectMeta;
 use kube::{Resource, ResourceExt};
@@ -60,13 +60,13 @@ pub(crate) fn subject(owner: &MoEDeployment, facts: &ModelFacts) -> Result<Strin
 ///
 /// # Errors
 /// A fault that a user must mend.
-pub(crate) fn supplied(name: &str, map: Option<&ConfigMap>) -> Result<KnownProfile, Trouble> {
-    let missing = |message| Trouble::new("ProfileMissing", message);
+pub(crate) fn supplied(name: &str, map: Option<&ConfigMap>) -> Result<KnownProfile, StatusIssue> {
+    let missing = |message| StatusIssue::new("ProfileMissing", message);
     let map = map.ok_or_else(|| missing(format!("missing ConfigMap {name} (spec.profile.configMapName)")))?;
     let text = map.data.as_ref().and_then(|data| data.get(KEY));
     let text = text.ok_or_else(|| missing(format!("missing key {KEY} in ConfigMap {name}")))?;
     let profile = Profile::from_json(text).map_err(|error| {
-        Trouble::new("ProfileInvalid", format!("invalid {KEY} in ConfigMap {name}: {error}"))
+        StatusIssue::new("ProfileInvalid", format!("invalid {KEY} in ConfigMap {name}: {error}"))
     })?;
     Ok(KnownProfile { profile, source: ProfileSource::Supplied })
 }

@@ -1,16 +1,16 @@
 //! The read stage: everything that belongs to a deployment, from the API and from conversations with its functions. No later
 //! stage reads.
 
-use super::calls::{CallError, Calls};
-use super::conversations::Conversations;
+use super::api::{CallError, NamespaceApi};
 use super::gateways::Gateways;
 use super::identity::knows_gateways;
-use super::missing_inputs::{MissingInput, lacking};
+use super::main_pollers::MainPollers;
+use super::missing_inputs::{MissingInput, missing_input};
 use super::names;
 use super::observed::Observed;
 use super::ownership::is_owned_by;
 use super::records::{Details, Records};
-use super::starting::Starting;
+use super::start_probes::StartProbes;
 use jiff::Timestamp;
 use kube::ResourceExt;
 use remoe_api::{MoEDemand, MoEDeployment, MoEPlan, MoERecord, Replan};
@@ -21,13 +21,13 @@ use tokio::try_join;
 #[derive(Clone, Copy)]
 pub(super) struct Sources<'a> {
     /// API of the deployment's namespace.
-    pub(super) calls: &'a Calls,
+    pub(super) api: &'a NamespaceApi,
     /// Gateways, if there are any.
     pub(super) gateways: Option<&'a Gateways>,
     /// Answers of main functions.
-    pub(super) conversations: &'a Conversations,
+    pub(super) main_pollers: &'a MainPollers,
     /// Answers of remote functions that start.
-    pub(super) starting: &'a Starting,
+    pub(super) starting: &'a StartProbes,
 }
 
 /// Reads everything that belongs to `deployment`.
@@ -36,15 +36,15 @@ pub(super) struct Sources<'a> {
 /// A call fails, or a value cannot be written as JSON.
 pub(super) async fn read(
     deployment: &MoEDeployment,
-    Sources { calls, gateways, conversations, starting }: Sources<'_>,
+    Sources { api, gateways, main_pollers, starting }: Sources<'_>,
 ) -> Result<Observed, ReadError> {
-    let (heard, serving) = (conversations.heard(deployment), starting.serving(deployment));
+    let (heard, serving) = (main_pollers.observations(deployment), starting.serving(deployment));
     let name = deployment.name_any();
     let labels = BTreeMap::from([(names::DEPLOYMENT.to_owned(), name.clone())]);
     let selector = names::selector_text(&labels);
     let demand = async {
         match gateways {
-            Some(_) => calls.get::<MoEDemand>(&name).await,
+            Some(_) => api.get::<MoEDemand>(&name).await,
             None => Ok(None),
         }
     };
@@ -57,12 +57,12 @@ pub(super) async fn read(
         }
     };
     let (pods, services, network_policies, budgets, plans, records, demand, live) = try_join!(
-        calls.list(&selector),
-        calls.list(&selector),
-        calls.list(&selector),
-        calls.list(&selector),
-        calls.plans(&selector),
-        calls.list::<MoERecord>(&selector),
+        api.list(&selector),
+        api.list(&selector),
+        api.list(&selector),
+        api.list(&selector),
+        api.plans(&selector),
+        api.list::<MoERecord>(&selector),
         demand,
         live,
     )?;
@@ -74,7 +74,7 @@ pub(super) async fn read(
         (Some(gateways), None) => Some(gateways.live().await?),
         (_, live) => live,
     };
-    let strange_gateways = certified.is_some() && live.as_ref().is_some_and(|live| live.strange);
+    let uncertified_gateways = certified.is_some() && live.as_ref().is_some_and(|live| live.has_uncertified);
     let live = live.filter(|_| is_told).unwrap_or_default();
     // What belongs to an earlier deployment of the same name is on its way out.
     let record = |name: String| {
@@ -93,18 +93,18 @@ pub(super) async fn read(
             details: &details,
             now,
         };
-        let Some(lacking) = lacking(deployment, records)? else { break };
-        match lacking {
+        let Some(missing_input) = missing_input(deployment, records)? else { break };
+        match missing_input {
             MissingInput::Log(pod) => {
-                let log = calls.log(&pod).await.map_err(|error| error.to_string());
+                let log = api.log(&pod).await.map_err(|error| error.to_string());
                 details.logs.insert(pod, log);
             }
             MissingInput::Profile(name) => {
-                let record = calls.get(&name).await?;
+                let record = api.get(&name).await?;
                 details.profiles.insert(name, record);
             }
             MissingInput::Map(name) => {
-                let map = calls.get(&name).await?;
+                let map = api.get(&name).await?;
                 details.maps.insert(name, map);
             }
         }
@@ -122,7 +122,7 @@ pub(super) async fn read(
         serving,
         demand,
         gateways: live.uids,
-        strange_gateways,
+        uncertified_gateways,
         since: gateways.map_or(Timestamp::UNIX_EPOCH, |gateways| gateways.since),
         now,
     })

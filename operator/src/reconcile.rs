@@ -4,22 +4,22 @@
 //!
 //! Each stage takes the values before it and returns one value, which nothing changes afterwards. The stages from resolve to
 //! diff are pure ([`decide`]). Only [`read`] reads, and only [`apply`](super::apply) writes. Soft state comes in as one value
-//! and goes out as one ([`memory`](super::memory)). Plans are made beside the line ([`planning_pool`](super::planning_pool)).
+//! and goes out as one ([`memory`](super::soft_state)). Plans are made beside the line ([`planning_pool`](super::planning_pool)).
 
+use super::api::{CallError, NamespaceApi};
 use super::apply::{ApplyError, Writer};
-use super::calls::{CallError, Calls};
-use super::conversations::Conversations;
 use super::decide::decide;
 use super::gateways::Gateways;
 use super::identity::{Identities, IdentityFailure};
 use super::inputs::Inputs;
+use super::main_pollers::MainPollers;
 use super::manifests::OperatorEnvironment;
-use super::memory::{SoftState, TurnTaken};
 use super::metrics::Metrics;
 use super::plan::Pooled;
 use super::planning_pool::PlanningPool;
 use super::read::{ReadError, Sources, read};
-use super::starting::Starting;
+use super::soft_state::{RolloutTurnTaken, SoftStateStore};
+use super::start_probes::StartProbes;
 use super::status::{Findings, status};
 use futures_util::FutureExt;
 use jiff::Timestamp;
@@ -37,7 +37,7 @@ pub(super) struct Context {
     /// Client of the API.
     pub(super) client: Client,
     /// Settings of the operator.
-    pub(super) around: OperatorEnvironment,
+    pub(super) environment: OperatorEnvironment,
     /// Certificates.
     pub(super) identities: Arc<Identities>,
     /// Publisher of events.
@@ -45,11 +45,11 @@ pub(super) struct Context {
     /// Metrics of the operator.
     pub(super) metrics: Metrics,
     /// Conversations with main functions.
-    pub(super) conversations: Conversations,
+    pub(super) main_pollers: MainPollers,
     /// Probes of remote functions that start.
-    pub(super) starting: Starting,
+    pub(super) starting: StartProbes,
     /// Soft state.
-    pub(super) memory: SoftState,
+    pub(super) memory: SoftStateStore,
     /// Gateways, if there are any.
     pub(super) gateways: Option<Gateways>,
     /// Threads that make plans.
@@ -103,8 +103,8 @@ impl From<ApplyError> for ReconcileError {
     }
 }
 
-impl From<TurnTaken> for ReconcileError {
-    fn from(_: TurnTaken) -> Self {
+impl From<RolloutTurnTaken> for ReconcileError {
+    fn from(_: RolloutTurnTaken) -> Self {
         Self::Stale("the number of rollouts in progress".to_owned())
     }
 }
@@ -117,7 +117,7 @@ impl ReconcileError {
 
     /// Returns the action that failed, if a user must mend something that no condition names: the operator's role, an
     /// object that the API refuses, or the operator itself.
-    pub(super) fn untold(&self) -> Option<String> {
+    pub(super) fn unreported_action(&self) -> Option<String> {
         match self {
             Self::Call(error) if matches!(error.code(), 400 | 401 | 403 | 422) => {
                 Some(error.call().to_owned())
@@ -162,46 +162,47 @@ async fn contained<T>(run: impl Future<Output = Result<T, ReconcileError>>) -> R
 }
 
 async fn attempt(stated: &MoEDeployment, context: &Context) -> Result<Duration, ReconcileError> {
-    let Context { around, recorder, metrics, conversations, starting, memory, identities, gateways, .. } =
-        context;
-    let owner = &*around.allowed.priced(stated);
+    let Context {
+        environment, recorder, metrics, main_pollers, starting, memory, identities, gateways, ..
+    } = context;
+    let owner = &*environment.policy.priced(stated);
     let namespace = owner.namespace().unwrap_or_default();
-    let calls = Calls::new(context.client.clone(), &namespace, metrics.writes.clone());
-    let remembered = memory.recall(owner, Timestamp::now());
-    let sources = Sources { calls: &calls, gateways: gateways.as_ref(), conversations, starting };
+    let api = NamespaceApi::new(context.client.clone(), &namespace, metrics.writes.clone());
+    let soft_state = memory.view(owner, Timestamp::now());
+    let sources = Sources { api: &api, gateways: gateways.as_ref(), main_pollers, starting };
     // Beside each other: a request may wait for this reconcile.
     let (observed, certification) =
-        join!(read(owner, sources), identities.certify(&calls, owner, &around.allowed));
+        join!(read(owner, sources), identities.certify(&api, owner, &environment.policy));
     let observed = observed?;
     let inputs = Inputs {
         owner,
         repriced: owner.spec.pricing != stated.spec.pricing,
-        around,
+        environment,
         observed: &observed,
-        remembered: &remembered,
+        soft_state: &soft_state,
         certified: certification.has_mains(),
     };
     let mut planner = Pooled { pool: &context.pool, key: ObjectRef::from_obj(owner) };
     let decided = decide(inputs, &mut planner)?;
-    memory.learn(owner, decided.learned(), observed.now)?;
-    let writer = Writer::new(&calls, recorder, owner);
+    memory.learn(owner, decided.soft_state_update(), observed.now)?;
+    let writer = Writer::new(&api, recorder, owner);
     let mut applied = writer.apply(&decided.diff.writes).await;
     let mut effects = decided.effects(applied.made);
     metrics.count(&effects);
-    effects.happenings.append(&mut applied.happenings);
+    effects.events.append(&mut applied.events);
     if let Some(error) = applied.failure {
-        writer.publish(&effects.happenings).await;
+        writer.publish(&effects.events).await;
         return Err(error.into());
     }
     if let Ok(trust) = &certification.trust {
-        conversations.keep(owner, decided.diff.partners.clone(), trust.as_ref());
+        main_pollers.poll_only(owner, decided.diff.polled_mains.clone(), trust.as_ref());
     }
     starting.keep(owner, decided.diff.starting.clone());
-    let refused = applied.refused.into_iter().chain(certification.troubles().map(|trouble| (None, trouble)));
+    let refused = applied.refused.into_iter().chain(certification.issues().map(|issue| (None, issue)));
     let status = status(&Findings::of(inputs, &decided, refused.collect()));
-    writer.report(&effects.happenings, &status).await?;
+    writer.report(&effects.events, &status).await?;
     certification.trust?;
-    Ok(decided.diff.look_again.min(certification.certified?.look_again))
+    Ok(decided.diff.requeue_after.min(certification.certified?.requeue_after))
 }
 
 #[cfg(test)]

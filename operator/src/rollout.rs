@@ -8,13 +8,13 @@
 use super::backoff::PAUSES;
 use super::digest::digest;
 use super::epoch::{since_1970, timestamp};
-use super::fleet::OtherFunctions;
+use super::fleet::OtherDeployments;
 use super::manifests::{Function, Hosted, Revision};
 use super::names::{PodName, next_incarnation};
 use super::pods::PodView;
 use super::replacement::Replacements;
 use super::routing::{Generation, RoutedPod, RoutingTable};
-use super::trouble::Trouble;
+use super::status_issue::StatusIssue;
 use super::write::Deletion;
 use jiff::Timestamp;
 use remoe_api::RolloutStrategy;
@@ -46,7 +46,7 @@ pub(crate) struct RolloutInput<'a> {
     /// Every pod of a function, those of earlier deployments of the same name included.
     pub pods: &'a [PodView],
     /// Functions of all other deployments.
-    pub others: OtherFunctions,
+    pub others: OtherDeployments,
     /// When.
     pub now: Timestamp,
 }
@@ -61,9 +61,9 @@ pub(crate) struct Rollout {
     /// Generations that main functions are to be told from now on; absent if they do not change.
     pub table: Option<RoutingTable>,
     /// Why functions that seem to be lost are left alone.
-    pub held: Option<Trouble>,
+    pub held: Option<StatusIssue>,
     /// When to look again at the latest, where only time has to pass.
-    pub look_again: Option<Timestamp>,
+    pub requeue_after: Option<Timestamp>,
     /// Set if everything is in the desired state.
     pub settled: bool,
 }
@@ -81,7 +81,7 @@ pub(crate) struct Creation {
     /// How many filled the place before.
     pub incarnation: u32,
     /// Fault of the pod before it.
-    pub instead_of: Option<Trouble>,
+    pub replaces: Option<StatusIssue>,
 }
 
 /// Identity of a revision: its plan in one shape.
@@ -124,7 +124,7 @@ pub(crate) fn step(scene: RolloutInput<'_>) -> Result<Rollout, serde_json::Error
     let identity = &scene.target.main.identity;
     let mut table = scene.table.clone();
     if numbers_are_known {
-        table.spoiled = false;
+        table.corrupted = false;
         if let Some(scene::RoutingPush { number, endpoints }) = outcome.tell {
             let NextGeneration { revision, remote, groups, .. } = next;
             let (plan, endpoints) = (scene.target.plan.clone(), endpoints.into_iter().collect());
@@ -137,7 +137,7 @@ pub(crate) fn step(scene: RolloutInput<'_>) -> Result<Rollout, serde_json::Error
         table.entries.retain(|known, _| known == identity || (!outcome.succeeded && exists(known)));
     }
     let faulty_at = scene.pods.iter().filter_map(|pod| pod.faulty_at);
-    let look_again = outcome.look_again.map(timestamp).into_iter().chain(faulty_at).min();
+    let requeue_after = outcome.look_again.map(timestamp).into_iter().chain(faulty_at).min();
     let table = (table != *scene.table).then_some(table);
     let only_target = scene.table.entries.keys().all(|known| known == identity);
     let create = |start: &Start| Some(creation(scene, *functions.get(start.part)?, start, &there));
@@ -151,10 +151,10 @@ pub(crate) fn step(scene: RolloutInput<'_>) -> Result<Rollout, serde_json::Error
     Ok(Rollout {
         create: outcome.starts.iter().filter_map(create).collect(),
         delete: outcome.ends.iter().filter_map(delete).collect(),
-        settled: outcome.settled && look_again.is_none() && table.is_none() && only_target,
+        settled: outcome.settled && requeue_after.is_none() && table.is_none() && only_target,
         table,
         held,
-        look_again,
+        requeue_after,
     })
 }
 
@@ -241,9 +241,9 @@ fn seen<'a>(scene: RolloutInput<'_>, next: &NextGeneration<'_>, pod: &'a PodView
         InstanceState::Leaving
     } else if pod.is_sound() {
         let ready = pod.ready && (pod.is_main || function.is_some());
-        InstanceState::Sound { ready, hindered: pod.trouble.is_some() }
+        InstanceState::Sound { ready, hindered: pod.issue.is_some() }
     } else {
-        InstanceState::Faulty { presumed: pod.fault.as_ref().is_some_and(Trouble::is_presumed) }
+        InstanceState::Faulty { presumed: pod.fault.as_ref().is_some_and(StatusIssue::is_presumed) }
     };
     // One that falters stays as main functions were told of it, whatever its address is by now.
     let name = pod.name.to_string();
@@ -297,14 +297,14 @@ fn creation(scene: RolloutInput<'_>, function: &Function, start: &Start, there: 
         function: start.part,
         replica,
         incarnation: next_incarnation(newest, &taken),
-        instead_of: start.instead_of.and_then(|at| there.get(at)?.fault.clone()),
+        replaces: start.instead_of.and_then(|at| there.get(at)?.fault.clone()),
     }
 }
 
 /// Reports if a number that was never used can be told: where the durable copy was lost or spoiled, only main functions
 /// know which ones were.
 fn numbers_are_known(scene: RolloutInput<'_>) -> bool {
-    let is_whole = !scene.table.entries.is_empty() && !scene.table.spoiled;
+    let is_whole = !scene.table.entries.is_empty() && !scene.table.corrupted;
     let mut mains = scene.pods.iter().filter(|pod| pod.owned && pod.is_main && pod.fault.is_none());
     is_whole || mains.all(|pod| !pod.ready || pod.in_force.is_some())
 }
@@ -328,7 +328,7 @@ fn routed_pod(function: &Function, groups: &[String], pod: &PodView) -> Option<R
 }
 
 /// The main functions that are spoken with, each with the generation that it is to have in force.
-pub(crate) fn orders<'a>(
+pub(crate) fn desired_generations<'a>(
     table: &'a RoutingTable,
     pods: &'a [PodView],
 ) -> impl Iterator<Item = (&'a PodView, Option<&'a Generation>)> {

@@ -19,7 +19,7 @@ pub(crate) struct RoutingTable {
     /// One generation per shape.
     pub entries: BTreeMap<String, Generation>,
     /// Set if the durable copy had more that could not be believed: numbers beyond these may be in use.
-    pub spoiled: bool,
+    pub corrupted: bool,
 }
 
 impl RoutingTable {
@@ -39,7 +39,7 @@ impl RoutingTable {
                 Some(generation) => {
                     table.entries.insert(identity.to_owned(), generation);
                 }
-                None => table.spoiled = true,
+                None => table.corrupted = true,
             }
         }
         table

@@ -1,21 +1,21 @@
 //! The life of the operator: serve probes, wait for leadership, work, hand over.
 
-use super::calls::Calls;
-use super::collector::UnknownCollector;
+use super::api::NamespaceApi;
 use super::controller::control;
-use super::conversations::Conversations;
 use super::gateways::Gateways;
 use super::identity::{SignerName, gateway};
 use super::lease::Candidate;
+use super::main_pollers::MainPollers;
 use super::manifests::OperatorEnvironment;
-use super::memory::SoftState;
 use super::metrics::Metrics;
 use super::planning_pool::PlanningPool;
 use super::reconcile::Context;
 use super::serve::serve;
 use super::settings::RunSettings;
-use super::starting::Starting;
+use super::soft_state::SoftStateStore;
+use super::start_probes::StartProbes;
 use super::term::writes_within;
+use super::trace_collector::UnknownCollector;
 use futures_util::future::BoxFuture;
 use kube::runtime::events::{Recorder, Reporter};
 use kube::{Api, Client};
@@ -42,7 +42,7 @@ pub enum RunError {
     Metrics(#[from] prometheus::Error),
     /// The peers of the collector of traces cannot be derived from its endpoint.
     #[error(transparent)]
-    Collector(#[from] UnknownCollector),
+    TraceCollector(#[from] UnknownCollector),
     /// A socket failed.
     #[error(transparent)]
     Io(#[from] io::Error),
@@ -73,7 +73,7 @@ async fn serve_and_work(
     shutdown: CancellationToken,
 ) -> Result<(), RunError> {
     // Before anybody leads by it.
-    let around = settings.surroundings()?;
+    let environment = settings.surroundings()?;
     let registry = program_registry(&[])?;
     let metrics = Metrics::new(&registry)?;
     let (ready, is_ready) = watch::channel(false);
@@ -81,7 +81,7 @@ async fn serve_and_work(
     let served = CancellationToken::new();
     let _stop_serving = served.clone().drop_guard();
     let server = tokio::spawn(serve(listener, registry, is_ready, served));
-    let work = work(client, (settings, around), metrics, ready, shutdown);
+    let work = work(client, (settings, environment), metrics, ready, shutdown);
     tokio::select! {
         done = work => done,
         ended = server => Err(RunError::Io(match ended {
@@ -94,14 +94,14 @@ async fn serve_and_work(
 
 async fn work(
     client: Client,
-    (settings, around): (RunSettings, OperatorEnvironment),
+    (settings, environment): (RunSettings, OperatorEnvironment),
     metrics: Metrics,
     ready: watch::Sender<bool>,
     shutdown: CancellationToken,
 ) -> Result<(), RunError> {
     if !settings.leader_election {
         metrics.leads.set(1);
-        lead(&client, (&settings, around), metrics, ready, shutdown).await;
+        lead(&client, (&settings, environment), metrics, ready, shutdown).await;
         return Ok(());
     }
     let api = Api::namespaced(client.clone(), &settings.namespace);
@@ -116,7 +116,7 @@ async fn work(
     metrics.leads.set(1);
     let client = writes_within(candidate.term(), &client);
     let result = tokio::select! {
-        () = lead(&client, (&settings, around), metrics.clone(), ready, shutdown) => Ok(()),
+        () = lead(&client, (&settings, environment), metrics.clone(), ready, shutdown) => Ok(()),
         // What is under way is dropped.
         () = candidate.keep() => Err(RunError::LeaseLost(settings.lease())),
     };
@@ -129,34 +129,40 @@ async fn work(
 
 async fn lead(
     client: &Client,
-    (settings, around): (&RunSettings, OperatorEnvironment),
+    (settings, environment): (&RunSettings, OperatorEnvironment),
     metrics: Metrics,
     ready: watch::Sender<bool>,
     shutdown: CancellationToken,
 ) {
     let reporter =
         Reporter { controller: "remoe-operator".to_owned(), instance: Some(settings.identity.clone()) };
-    let (conversations, news) = Conversations::new();
-    let starting = Starting::new(conversations.news());
-    let pool = PlanningPool::new(settings.planning_threads.into(), conversations.news());
+    let (main_pollers, reconcile_requests) = MainPollers::new();
+    let starting = StartProbes::new(main_pollers.reconcile_requests());
+    let pool = PlanningPool::new(settings.planning_threads.into(), main_pollers.reconcile_requests());
     let identities = Arc::new(settings.identities(client, metrics.writes.clone()));
-    let has_gateways = around.gateway.is_some();
-    let leases = Calls::new(client.clone(), &settings.namespace, metrics.writes.clone());
+    let has_gateways = environment.gateway.is_some();
+    let leases = NamespaceApi::new(client.clone(), &settings.namespace, metrics.writes.clone());
     let shown = (settings.signer != SignerName::Unsigned).then(|| gateway(&settings.namespace));
     let context = Context {
         client: client.clone(),
         gateways: has_gateways.then(|| Gateways::new(leases, &settings.release, shown)),
-        around,
+        environment,
         identities: identities.clone(),
         recorder: Recorder::new(client.clone(), reporter),
         metrics,
-        conversations,
+        main_pollers,
         starting,
-        memory: SoftState::default(),
+        memory: SoftStateStore::default(),
         pool,
     };
-    let working =
-        control(context, news, &settings.watch_namespaces, settings.concurrency, ready, shutdown.clone());
+    let working = control(
+        context,
+        reconcile_requests,
+        &settings.watch_namespaces,
+        settings.concurrency,
+        ready,
+        shutdown.clone(),
+    );
     tokio::pin!(working);
     tokio::select! {
         () = &mut working => return,

@@ -26,7 +26,7 @@ pub(crate) enum SourceRefusal {
     Invalid(#[from] SourceError),
     /// It is not among the allowed ones.
     #[error(
-        "{field}: {problem}; allowed: {allowed}; use an allowed source, or have sources.allowed or \
+        "{field}: {problem}; allowed: {allowed}; use an allowed source, or have sources.policy or \
          sources.allowedRanges of the chart changed"
     )]
     NotAllowed {

@@ -1,6 +1,7 @@
 //! The status stage: the status of a deployment, from what was observed and decided. Pure.
 
-use super::conditions::{Verdict, sentence, whole_seconds};
+use super::billed_pods::{billed_pods, per_hour};
+use super::conditions::{ConditionContent, sentence, whole_seconds};
 use super::decide::Decided;
 use super::diff::waits;
 use super::exposure::{GatewayService, exposed};
@@ -9,13 +10,12 @@ use super::manifests::{LOAD_SECONDS, Revision};
 use super::names::{Component, component_selector, selector_text};
 use super::observed::Observed;
 use super::ownership::NAME_TAKEN;
-use super::paid::{paid, per_hour};
 use super::plan::{PlanState, serving};
 use super::planning::three_digits;
 use super::pods::PodView;
 use super::ports::HTTP_PORT;
-use super::scale::{Demanded, scaled_to_zero, timeline};
-use super::trouble::Trouble;
+use super::scale::{DemandDecision, scaled_to_zero, timeline};
+use super::status_issue::StatusIssue;
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use kube::ResourceExt;
@@ -56,9 +56,9 @@ pub(crate) struct Findings<'a> {
     /// The pods of functions.
     pub pods: &'a [PodView],
     /// Troubles that the reconcile met.
-    pub troubles: Vec<Trouble>,
+    pub issues: Vec<StatusIssue>,
     /// Decision on whether functions are to run.
-    pub demanded: &'a Demanded,
+    pub demanded: &'a DemandDecision,
     /// Nano-dollars that the pods cost in an hour.
     pub per_hour: u64,
     /// Nano-dollars that gateways say were saved; none: no gateway answered anything.
@@ -80,7 +80,7 @@ impl<'a> Findings<'a> {
     pub(crate) fn of(
         inputs: Inputs<'a>,
         decided: &'a Decided,
-        refused: Vec<(Option<Component>, Trouble)>,
+        refused: Vec<(Option<Component>, StatusIssue)>,
     ) -> Self {
         let Inputs { owner: deployment, observed, repriced, .. } = inputs;
         let Decided { resolved, planned, scaled, manifests, diff } = decided;
@@ -97,25 +97,25 @@ impl<'a> Findings<'a> {
             running: planned.running.as_deref(),
             serving: serving(deployment, observed),
             pods: &scaled.pods,
-            troubles: diff.troubles.clone(),
+            issues: diff.issues.clone(),
             demanded: &scaled.demanded,
-            per_hour: per_hour(&paid(deployment, &observed.pods, true)),
+            per_hour: per_hour(&billed_pods(deployment, &observed.pods, true)),
             saved: saved(observed),
             settled: diff.settled,
             waits: diff.waits,
             repriced,
-            gateway: inputs.around.gateway.as_ref(),
+            gateway: inputs.environment.gateway.as_ref(),
             now: observed.now,
         };
-        for (component, trouble) in refused {
+        for (component, issue) in refused {
             match component {
                 Some(Component::Inspector) => {
-                    found.planning = PlanState::Inspecting { trouble: Some(trouble) };
+                    found.planning = PlanState::Inspecting { issue: Some(issue) };
                 }
                 // Another deployment that measures the same was first.
-                Some(Component::Profiler) if trouble.reason == NAME_TAKEN => {}
-                Some(Component::Profiler) => found.profiling = Some(waits(&trouble)),
-                Some(Component::Main | Component::RemoteExpert) | None => found.troubles.push(trouble),
+                Some(Component::Profiler) if issue.reason == NAME_TAKEN => {}
+                Some(Component::Profiler) => found.profiling = Some(waits(&issue)),
+                Some(Component::Main | Component::RemoteExpert) | None => found.issues.push(issue),
             }
         }
         found
@@ -152,16 +152,16 @@ pub(crate) fn status(findings: &Findings<'_>) -> MoEDeploymentStatus {
     let woken = findings.demanded.since.filter(|_| findings.demanded.is_wake());
     let progressing =
         progressing(findings, woken.map_or(last_progress.0, |woken| woken.max(last_progress.0)));
-    let mut troubles = troubles(findings);
+    let mut issues = issues(findings);
     let failed_plan = failed_plan(findings, &before, progressing.reason == STUCK);
     if progressing.reason == STUCK {
-        troubles.push(Trouble::new(STUCK, progressing.message.clone()));
+        issues.push(StatusIssue::new(STUCK, progressing.message.clone()));
     }
     let verdicts = [
-        (ConditionType::Ready, ready(findings, &troubles)),
+        (ConditionType::Ready, ready(findings, &issues)),
         (ConditionType::Planned, planned(findings)),
         (ConditionType::Progressing, progressing),
-        (ConditionType::Degraded, degraded(&troubles)),
+        (ConditionType::Degraded, degraded(&issues)),
         (ConditionType::Active, active(findings)),
         (ConditionType::Exposed, exposed(findings.gateway)),
     ];
@@ -243,65 +243,66 @@ fn saving(plan: &MoEPlanSpec) -> String {
     }
 }
 
-fn troubles(findings: &Findings<'_>) -> Vec<Trouble> {
-    let mut all = findings.troubles.clone();
+fn issues(findings: &Findings<'_>) -> Vec<StatusIssue> {
+    let mut all = findings.issues.clone();
     match &findings.planning {
-        PlanState::Inspecting { trouble: Some(trouble) } | PlanState::Refused(trouble) => {
-            all.push(trouble.clone());
+        PlanState::Inspecting { issue: Some(issue) } | PlanState::Refused(issue) => {
+            all.push(issue.clone());
         }
-        PlanState::Inspecting { trouble: None } | PlanState::Planning | PlanState::Planned { .. } => {}
+        PlanState::Inspecting { issue: None } | PlanState::Planning | PlanState::Planned { .. } => {}
     }
     let mut pods: Vec<&PodView> =
         findings.pods.iter().filter(|pod| pod.owned && pod.ends_by.is_none()).collect();
     pods.sort_by_key(|pod| &pod.name);
     for pod in pods {
-        if let Some(trouble) = pod.fault.as_ref().or(pod.trouble.as_ref()) {
-            all.push(Trouble::new(trouble.reason, format!("{}: {}", pod.name, trouble.message)));
+        if let Some(issue) = pod.fault.as_ref().or(pod.issue.as_ref()) {
+            all.push(StatusIssue::new(issue.reason, format!("{}: {}", pod.name, issue.message)));
         }
     }
     all
 }
 
-fn ready(findings: &Findings<'_>, troubles: &[Trouble]) -> Verdict {
+fn ready(findings: &Findings<'_>, issues: &[StatusIssue]) -> ConditionContent {
     let serving = findings.pods.iter().filter(|pod| pod.is_main && pod.is_sound() && pod.ready).count();
     let wanted_mains = findings.deployment.spec.main_functions() as usize;
     match findings.target {
-        _ if findings.demanded.phase == ScalingPhase::Asleep => {
-            Verdict::yes("Asleep", "Scaled to zero; the next request wakes the model and waits for it.")
+        _ if findings.demanded.phase == ScalingPhase::Asleep => ConditionContent::yes(
+            "Asleep",
+            "Scaled to zero; the next request wakes the model and waits for it.",
+        ),
+        _ if serving == 0 && issues.is_empty() && findings.demanded.is_wake() => {
+            ConditionContent::yes("Waking", "Waking; requests are queued until a main function is ready.")
         }
-        _ if serving == 0 && troubles.is_empty() && findings.demanded.is_wake() => {
-            Verdict::yes("Waking", "Waking; requests are queued until a main function is ready.")
-        }
-        _ if serving >= wanted_mains => Verdict::yes("Serving", "The endpoint serves requests."),
+        _ if serving >= wanted_mains => ConditionContent::yes("Serving", "The endpoint serves requests."),
         _ if serving > 0 => {
             let message = format!(
                 "The endpoint serves requests: {serving} of {wanted_mains} main functions are ready."
             );
-            Verdict::yes("Serving", message)
+            ConditionContent::yes("Serving", message)
         }
-        None if findings.deployment.spec.mode == Mode::Advisory && troubles.is_empty() => {
-            Verdict::no("AwaitingAcceptance", NOT_ACCEPTED)
+        None if findings.deployment.spec.mode == Mode::Advisory && issues.is_empty() => {
+            ConditionContent::no("AwaitingAcceptance", NOT_ACCEPTED)
         }
         target => {
             let ready = target.map(|(target, _)| how_many(target, findings.pods));
-            match (troubles.first(), ready) {
-                (Some(trouble), ready) => {
+            match (issues.first(), ready) {
+                (Some(issue), ready) => {
                     let message = ready.unwrap_or_else(|| "No plan yet".to_owned());
-                    Verdict::no(trouble.reason, format!("{message}; {}", trouble.message))
+                    ConditionContent::no(issue.reason, format!("{message}; {}", issue.message))
                 }
-                (None, Some(ready)) => Verdict::no("Starting", format!("{ready}.")),
-                (None, None) => Verdict::no("Starting", NO_PLAN),
+                (None, Some(ready)) => ConditionContent::no("Starting", format!("{ready}.")),
+                (None, None) => ConditionContent::no("Starting", NO_PLAN),
             }
         }
     }
 }
 
-fn planned(findings: &Findings<'_>) -> Verdict {
+fn planned(findings: &Findings<'_>) -> ConditionContent {
     match &findings.planning {
-        PlanState::Inspecting { trouble: None } => Verdict::no("Inspecting", "Inspecting the model."),
-        PlanState::Planning => Verdict::no("Planning", "Planning."),
-        PlanState::Inspecting { trouble: Some(trouble) } | PlanState::Refused(trouble) => {
-            Verdict::no(trouble.reason, trouble.message.clone())
+        PlanState::Inspecting { issue: None } => ConditionContent::no("Inspecting", "Inspecting the model."),
+        PlanState::Planning => ConditionContent::no("Planning", "Planning."),
+        PlanState::Inspecting { issue: Some(issue) } | PlanState::Refused(issue) => {
+            ConditionContent::no(issue.reason, issue.message.clone())
         }
         PlanState::Planned { hash, plan } => {
             let reason = match plan.profile {
@@ -326,22 +327,22 @@ fn planned(findings: &Findings<'_>) -> Verdict {
             let repriced = "; the price list of the platform applies, not spec.pricing";
             let repriced = findings.repriced.then(|| repriced.to_owned());
             let notes = [even, repriced, profiling, warning].into_iter().flatten().collect::<String>();
-            Verdict::yes(reason, format!("Plan {hash}{notes}."))
+            ConditionContent::yes(reason, format!("Plan {hash}{notes}."))
         }
     }
 }
 
-fn progressing(findings: &Findings<'_>, last_progress: Timestamp) -> Verdict {
+fn progressing(findings: &Findings<'_>, last_progress: Timestamp) -> ConditionContent {
     let (reason, clause, limit) = match (&findings.planning, findings.target) {
         (_, Some((target, _))) if findings.demanded.phase == ScalingPhase::Asleep => {
             let message = format!("Scaled to zero; plan {} starts with the next request.", target.plan);
-            return Verdict::no("Asleep", message);
+            return ConditionContent::no("Asleep", message);
         }
         // What runs is not what the spec asks for, as far as is known.
         (PlanState::Inspecting { .. }, _) => ("Inspecting", "inspecting the model".to_owned(), PROGRESS),
         (PlanState::Planning, _) => ("Planning", "planning".to_owned(), PROGRESS),
         (_, Some((target, _))) if findings.settled => {
-            return Verdict::no("Settled", format!("Plan {} is rolled out.", target.plan));
+            return ConditionContent::no("Settled", format!("Plan {} is rolled out.", target.plan));
         }
         (_, Some((target, _))) if findings.waits => {
             let message = format!(
@@ -349,16 +350,16 @@ fn progressing(findings: &Findings<'_>, last_progress: Timestamp) -> Verdict {
                  few deployments at a time; the present functions serve until then.",
                 target.plan
             );
-            return Verdict::yes("WaitsItsTurn", message);
+            return ConditionContent::yes("WaitsItsTurn", message);
         }
         (_, Some((target, _))) => {
             let ready = how_many(target, findings.pods);
             ("RollingOut", format!("rolling out plan {}: {ready}", target.plan), PROGRESS_OF_FUNCTIONS)
         }
-        (PlanState::Refused(trouble), None) => {
-            return Verdict::no(trouble.reason, "No plan; see condition Planned.");
+        (PlanState::Refused(issue), None) => {
+            return ConditionContent::no(issue.reason, "No plan; see condition Planned.");
         }
-        (PlanState::Planned { .. }, None) => return Verdict::no("AwaitingAcceptance", NOT_ACCEPTED),
+        (PlanState::Planned { .. }, None) => return ConditionContent::no("AwaitingAcceptance", NOT_ACCEPTED),
     };
     // Main functions that were asked to end finish their answers first.
     let ending = findings
@@ -366,11 +367,11 @@ fn progressing(findings: &Findings<'_>, last_progress: Timestamp) -> Verdict {
         .iter()
         .any(|pod| pod.is_main && pod.fault.is_none() && pod.ends_by.is_some_and(|end| findings.now < end));
     if ending || findings.now.duration_since(last_progress) < limit {
-        return Verdict::yes(reason, sentence(&clause));
+        return ConditionContent::yes(reason, sentence(&clause));
     }
     let minutes = limit.as_secs() / 60;
     let message = format!("no progress for {minutes} minutes ({clause}); check the pods and their logs");
-    Verdict::no(STUCK, message)
+    ConditionContent::no(STUCK, message)
 }
 
 /// How many functions of the target are ready, in words.
@@ -378,28 +379,28 @@ fn how_many(target: &Revision, pods: &[PodView]) -> String {
     format!("{} of {} functions are ready", ready_functions(target, pods), wanted(target))
 }
 
-fn degraded(troubles: &[Trouble]) -> Verdict {
-    match troubles.first() {
-        None => Verdict::no("AsExpected", "No known fault."),
+fn degraded(issues: &[StatusIssue]) -> ConditionContent {
+    match issues.first() {
+        None => ConditionContent::no("AsExpected", "No known fault."),
         Some(first) => {
-            let messages: Vec<&str> = troubles.iter().map(|trouble| trouble.message.as_str()).collect();
-            Verdict::yes(first.reason, messages.join("; "))
+            let messages: Vec<&str> = issues.iter().map(|issue| issue.message.as_str()).collect();
+            ConditionContent::yes(first.reason, messages.join("; "))
         }
     }
 }
 
-fn active(findings: &Findings<'_>) -> Verdict {
+fn active(findings: &Findings<'_>) -> ConditionContent {
     if findings.demanded.phase == ScalingPhase::Asleep {
-        Verdict::no("Asleep", scaled_to_zero(findings.deployment.spec.idle_window()))
+        ConditionContent::no("Asleep", scaled_to_zero(findings.deployment.spec.idle_window()))
     } else if findings.target.is_some() {
         let woken = findings.demanded.timeline.as_ref();
         let woken = woken.map_or_else(String::new, |wake| {
             format!("; {}", timeline(wake, findings.demanded.planning.as_ref()))
         });
-        Verdict::yes("Running", format!("Functions are running{woken}."))
+        ConditionContent::yes("Running", format!("Functions are running{woken}."))
     } else if findings.deployment.spec.mode == Mode::Advisory {
-        Verdict::no("Advisory", "No functions; set spec.acceptedPlan to start a plan.")
+        ConditionContent::no("Advisory", "No functions; set spec.acceptedPlan to start a plan.")
     } else {
-        Verdict::no("NoPlan", NO_PLAN)
+        ConditionContent::no("NoPlan", NO_PLAN)
     }
 }

@@ -4,13 +4,13 @@
 
 mod account;
 mod alike;
-mod allowed;
 mod altered;
 mod api_server;
+mod billed_pods;
 mod build;
 mod change_cost;
-mod conversations;
 mod crds;
+mod deployment_policy;
 mod extras;
 mod following;
 mod groups;
@@ -18,7 +18,7 @@ mod hostile;
 mod inspection;
 mod line;
 mod load;
-mod paid;
+mod main_pollers;
 mod planning;
 mod pods;
 mod profiling;

@@ -51,7 +51,7 @@ fn interval(owner: &MoEDeployment) -> Duration {
 /// Returns the kind of requests, if any, that a search for another plan is due for now: requests other than those that
 /// `plan`, which is to run, was made for. `running` is the name of the plan that main functions were last told of.
 pub(crate) fn due(inputs: Inputs<'_>, plan: &MoEPlan, hash: &str, running: Option<&str>) -> Option<MixOf> {
-    let Inputs { owner, observed, remembered, .. } = inputs;
+    let Inputs { owner, observed, soft_state, .. } = inputs;
     if owner.spec.prediction.replan == Replan::Never {
         return None;
     }
@@ -60,13 +60,13 @@ pub(crate) fn due(inputs: Inputs<'_>, plan: &MoEPlan, hash: &str, running: Optio
     match demand.spec.phase {
         // A plan that is only proposed serves no waiting request.
         DemandPhase::Asleep if owner.spec.mode == Mode::Active && waits() => {
-            (observed.now >= remembered.cooldown.wake).then_some(MixOf::Waiting)
+            (observed.now >= soft_state.cooldown.wake).then_some(MixOf::Waiting)
         }
         // A prior, which is not measured, is no reason to move experts.
         DemandPhase::Active if running == Some(hash) && plan.spec.profile != ProfileSource::Prior => {
             let made = plan.metadata.creation_timestamp.as_ref().map_or(Timestamp::UNIX_EPOCH, |time| time.0);
             let is_old = elapsed(observed, made) >= interval(owner);
-            (is_old && observed.now >= remembered.cooldown.drift).then_some(MixOf::Answered)
+            (is_old && observed.now >= soft_state.cooldown.drift).then_some(MixOf::Answered)
         }
         _ => None,
     }

@@ -67,7 +67,7 @@ pub(crate) struct Creation {
     /// Component of the pod.
     pub component: Component,
     /// Event, once it is made.
-    pub happening: ClusterEvent,
+    pub event: ClusterEvent,
 }
 
 /// A pod to be deleted.

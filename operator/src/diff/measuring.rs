@@ -4,11 +4,11 @@ use super::{Diff, DiffInput, LATER, SUPPLIED};
 use crate::events::ClusterEvent;
 use crate::manifests::profiler;
 use crate::names::Component;
-use crate::one_shot::{OneShotState, useless};
+use crate::one_shot::{OneShotState, obsolete_pods};
 use crate::plan::PlanState;
 use crate::profiling::{ATTEMPTS, record};
-use crate::resolve::{Hardware, Measuring};
-use crate::trouble::Trouble;
+use crate::resolve::{HardwareMeasurement, HardwareResolution};
+use crate::status_issue::StatusIssue;
 use crate::write::Write;
 use kube::ResourceExt;
 use remoe_api::ProfileSource;
@@ -23,7 +23,7 @@ impl Diff {
     pub(super) fn profile(&mut self, scene: DiffInput<'_>) -> Result<(), serde_json::Error> {
         let hardware = scene.resolved.hardware.as_ref();
         if scene.inputs.owner.spec.profile.is_some() && hardware.is_some() {
-            self.look_within(SUPPLIED);
+            self.requeue_within(SUPPLIED);
         }
         self.writes
             .extend(hardware.and_then(|hardware| hardware.shared.clone()).map(Box::new).map(Write::Share));
@@ -35,7 +35,7 @@ impl Diff {
             _ => None,
         };
         let useful = measuring.map(|(hardware, measuring)| (hardware.subject.as_str(), &measuring.one_shot));
-        let over = useless(&scene.inputs.observed.pods, &scene.uid(), Component::Profiler, useful);
+        let over = obsolete_pods(&scene.inputs.observed.pods, &scene.uid(), Component::Profiler, useful);
         self.writes.extend(over.into_iter().map(Write::Delete));
         if let Some((hardware, measuring)) = measuring {
             self.profiling = Some(self.measure(scene, hardware, measuring)?);
@@ -47,8 +47,8 @@ impl Diff {
     fn measure(
         &mut self,
         scene: DiffInput<'_>,
-        hardware: &Hardware,
-        measuring: &Measuring,
+        hardware: &HardwareResolution,
+        measuring: &HardwareMeasurement,
     ) -> Result<String, serde_json::Error> {
         let at_rest = (self.settled || scene.manifests.target.is_none())
             && scene.scaled.demanded.phase != ScalingPhase::Asleep;
@@ -57,12 +57,12 @@ impl Diff {
                 "hardware profile: measured after the rollout".to_owned()
             }
             (OneShotState::Start { incarnation, .. }, _) => {
-                self.look_within(LATER);
+                self.requeue_within(LATER);
                 self.start_profiler(scene, hardware, *incarnation)
             }
-            (OneShotState::Waiting { trouble }, _) => {
-                self.look_within(LATER);
-                trouble.as_ref().map_or_else(|| UNDERWAY.to_owned(), waits)
+            (OneShotState::Waiting { issue }, _) => {
+                self.requeue_within(LATER);
+                issue.as_ref().map_or_else(|| UNDERWAY.to_owned(), waits)
             }
             (OneShotState::Done { .. }, Some(Ok(profile))) => {
                 self.writes.push(Write::Profile(Box::new(record(
@@ -74,25 +74,37 @@ impl Diff {
                     "HardwareMeasured",
                     format!("Measured the hardware profile: MoERecord {}.", hardware.source),
                 ));
-                self.look_within(LATER);
+                self.requeue_within(LATER);
                 UNDERWAY.to_owned()
             }
             (OneShotState::Done { .. }, Some(Err(message))) => format!("{NOT_MEASURED}: {message}"),
             (OneShotState::Done { .. }, None) => UNDERWAY.to_owned(),
-            (OneShotState::Failed { trouble, attempts, .. }, _) if *attempts >= ATTEMPTS => {
-                format!("{NOT_MEASURED}: {}; the prior stays in use", trouble.message)
+            (OneShotState::Failed { issue, attempts, .. }, _) if *attempts >= ATTEMPTS => {
+                format!("{NOT_MEASURED}: {}; the prior stays in use", issue.message)
             }
-            (OneShotState::Failed { trouble, retry_at, .. }, _) => {
-                self.look_at(*retry_at, scene.inputs.observed.now);
-                format!("{NOT_MEASURED}: {}; will retry", trouble.message)
+            (OneShotState::Failed { issue, retry_at, .. }, _) => {
+                self.requeue_at(*retry_at, scene.inputs.observed.now);
+                format!("{NOT_MEASURED}: {}; will retry", issue.message)
             }
         })
     }
 
-    fn start_profiler(&mut self, scene: DiffInput<'_>, hardware: &Hardware, incarnation: u32) -> String {
+    fn start_profiler(
+        &mut self,
+        scene: DiffInput<'_>,
+        hardware: &HardwareResolution,
+        incarnation: u32,
+    ) -> String {
         let PlanState::Planned { plan, .. } = &scene.planned.state else { return String::new() };
         let Some(facts) = scene.resolved.model.facts() else { return String::new() };
-        match profiler(scene.inputs.owner, &hardware.subject, incarnation, plan, facts, scene.inputs.around) {
+        match profiler(
+            scene.inputs.owner,
+            &hardware.subject,
+            incarnation,
+            plan,
+            facts,
+            scene.inputs.environment,
+        ) {
             Ok(pod) => {
                 let note = format!("Pod {} measures the hardware profile.", pod.name_any());
                 self.create(pod, Component::Profiler, ClusterEvent::normal("ProfilerStarted", note));
@@ -104,6 +116,6 @@ impl Diff {
 }
 
 /// How measuring stands where its pod is kept from running.
-pub(crate) fn waits(trouble: &Trouble) -> String {
-    format!("profiler pod cannot start: {}", trouble.message)
+pub(crate) fn waits(issue: &StatusIssue) -> String {
+    format!("profiler pod cannot start: {}", issue.message)
 }

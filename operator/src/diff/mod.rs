@@ -9,22 +9,22 @@ mod sleeping;
 pub(super) use measuring::waits;
 
 use super::build::Manifests;
-use super::conversations::Partner;
 use super::drift::is_as;
 use super::events::ClusterEvent;
 use super::inputs::Inputs;
-use super::inspection::Inspecting;
+use super::inspection::InspectionState;
+use super::main_pollers::PolledMain;
 use super::manifests::{Frame, inspector};
 use super::names::Component;
-use super::one_shot::{OneShotState, useless};
+use super::one_shot::{OneShotState, obsolete_pods};
 use super::ownership::{is_owned_by, name_taken};
 use super::plan::{PlanStage, PlanState};
 use super::pods::{ContainerRun, PodView};
 use super::resolve::Resolved;
+use super::rollout_turn;
 use super::routing::RoutingTable;
 use super::scale::Scaled;
-use super::trouble::Trouble;
-use super::turn;
+use super::status_issue::StatusIssue;
 use super::write::{Creation, DesiredObject, Write};
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Pod;
@@ -50,23 +50,23 @@ pub(crate) struct Diff {
     /// Writes, in their order.
     pub writes: Vec<Write>,
     /// Main functions to speak with after the writes, and what each is to have in force.
-    pub partners: Vec<Partner>,
+    pub polled_mains: Vec<PolledMain>,
     /// Remote functions that start, to be probed after the writes.
     pub starting: BTreeMap<ContainerRun, IpAddr>,
     /// Faults that keep something from being done.
-    pub troubles: Vec<Trouble>,
+    pub issues: Vec<StatusIssue>,
     /// Events, each with the number of writes before it.
-    happenings: Vec<(usize, ClusterEvent)>,
+    events: Vec<(usize, ClusterEvent)>,
     /// State of the measurement of the hardware, while the plan stands on a prior.
     pub profiling: Option<String>,
     /// The deployment takes its turn for a rollout that no user asked for, or keeps it.
-    pub takes_turn: bool,
+    pub takes_rollout_turn: bool,
     /// Other deployments have their turns before it.
     pub waits: bool,
     /// Nothing is left to roll out.
     pub settled: bool,
     /// When to look again at the latest.
-    pub look_again: Duration,
+    pub requeue_after: Duration,
 }
 
 /// Outputs of the stages before, and their input.
@@ -89,41 +89,41 @@ pub(crate) struct DiffInput<'a> {
 /// # Errors
 /// A value cannot be written as JSON.
 pub(crate) fn diff(scene: DiffInput<'_>) -> Result<Diff, serde_json::Error> {
-    let DiffInput { inputs: Inputs { owner, observed, remembered, .. }, planned, scaled, manifests, .. } =
+    let DiffInput { inputs: Inputs { owner, observed, soft_state, .. }, planned, scaled, manifests, .. } =
         scene;
     let target = manifests.target.as_ref().map(|target| &target.revision);
     let is_unrequested = target.is_some_and(|target| {
-        turn::is_needed(owner, &observed.functions(owner), &observed.table(owner), target)
+        rollout_turn::needs_turn(owner, &observed.functions(owner), &observed.table(owner), target)
     });
     let starts = |pod: &&PodView| pod.starting && !pod.is_main && pod.is_sound();
     let starting = scaled.pods.iter().filter(starts).filter_map(|pod| Some((pod.run(), pod.ip?)));
     let mut diff = Diff {
         writes: Vec::new(),
-        partners: Vec::new(),
+        polled_mains: Vec::new(),
         starting: starting.collect(),
-        troubles: planned.troubles.clone(),
-        happenings: Vec::new(),
+        issues: planned.issues.clone(),
+        events: Vec::new(),
         profiling: None,
-        takes_turn: is_unrequested && remembered.has_turn,
-        waits: is_unrequested && !remembered.has_turn,
+        takes_rollout_turn: is_unrequested && soft_state.has_rollout_turn,
+        waits: is_unrequested && !soft_state.has_rollout_turn,
         settled: false,
-        look_again: SETTLED,
+        requeue_after: SETTLED,
     };
     // Before any pod is made: a pod without its policy would be open to all.
     diff.frame(scene);
     diff.model(scene)?;
     diff.writes.extend(planned.new.clone().map(Box::new).map(Write::Plan));
-    planned.happenings.iter().cloned().for_each(|happening| diff.say(happening));
+    planned.events.iter().cloned().for_each(|event| diff.say(event));
     if planned.state == PlanState::Planning {
-        diff.look_within(LATER);
+        diff.requeue_within(LATER);
     }
     // Before any function is started or ended by it.
     diff.demand(scene);
     diff.roll(scene)?;
     diff.profile(scene)?;
     diff.prune(scene);
-    if let Some(after) = scaled.look_again {
-        diff.look_within(after);
+    if let Some(after) = scaled.requeue_after {
+        diff.requeue_within(after);
     }
     Ok(diff)
 }
@@ -142,23 +142,23 @@ impl Diff {
     /// Returns the events of the first `written` writes. They are published even if later writes failed: the next reconcile
     /// finds the objects written, and has no events for them.
     pub(crate) fn said(&self, written: usize) -> Vec<ClusterEvent> {
-        let said = self.happenings.iter().filter(|(before, _)| *before <= written);
-        said.map(|(_, happening)| happening.clone()).collect()
+        let said = self.events.iter().filter(|(before, _)| *before <= written);
+        said.map(|(_, event)| event.clone()).collect()
     }
 
     /// Adds an event, for when all writes so far are made.
-    fn say(&mut self, happening: ClusterEvent) {
-        self.happenings.push((self.writes.len(), happening));
+    fn say(&mut self, event: ClusterEvent) {
+        self.events.push((self.writes.len(), event));
     }
 
-    fn look_within(&mut self, time: Duration) {
-        self.look_again = self.look_again.min(time);
+    fn requeue_within(&mut self, time: Duration) {
+        self.requeue_after = self.requeue_after.min(time);
     }
 
-    fn look_at(&mut self, at: Timestamp, now: Timestamp) {
+    fn requeue_at(&mut self, at: Timestamp, now: Timestamp) {
         // A little later, so that the time has come.
         let after = Duration::try_from(at.duration_since(now)).unwrap_or_default();
-        self.look_within(after + Duration::from_millis(100));
+        self.requeue_within(after + Duration::from_millis(100));
     }
 
     /// Makes the object in `there` equal to `wanted`, unless it already is, or belongs to another owner.
@@ -173,7 +173,7 @@ impl Diff {
     {
         let live = there.iter().find(|live| live.name_any() == wanted.name_any());
         match live {
-            Some(live) if !is_owned_by(live, &scene.uid()) => self.troubles.push(name_taken(&wanted)),
+            Some(live) if !is_owned_by(live, &scene.uid()) => self.issues.push(name_taken(&wanted)),
             Some(live) if is_as(live, &wanted) => {}
             live => self
                 .writes
@@ -187,15 +187,15 @@ impl Diff {
         if scene.planned.forbidden && scene.inputs.observed.demand.is_none() {
             return;
         }
-        self.troubles.extend(scene.scaled.demanded.trouble.clone());
-        if let Some(time) = scene.scaled.demanded.look_again {
-            self.look_within(time);
+        self.issues.extend(scene.scaled.demanded.issue.clone());
+        if let Some(time) = scene.scaled.demanded.requeue_after {
+            self.requeue_within(time);
         }
         let Some(wanted) = scene.scaled.demanded.object.clone() else { return };
         let live = scene.inputs.observed.demand.as_ref();
         let is_ours = live.is_none_or(|live| is_owned_by(live, &scene.uid()));
         if !is_ours {
-            return self.troubles.push(name_taken(&wanted));
+            return self.issues.push(name_taken(&wanted));
         }
         // Lists that became shorter count as well, and labels that were taken.
         let labelled = |live: &MoEDemand| is_as(&live.metadata, &wanted.metadata);
@@ -206,8 +206,8 @@ impl Diff {
         }
         let live = live.cloned().map(Box::new);
         self.writes.push(Write::Demand(DesiredObject { wanted: Box::new(wanted), live }));
-        for happening in scene.scaled.demanded.happenings.clone() {
-            self.say(happening);
+        for event in scene.scaled.demanded.events.clone() {
+            self.say(event);
         }
     }
 
@@ -227,38 +227,40 @@ impl Diff {
 
     /// The facts of the checkpoint are kept; an inspector is sent where they are not known.
     fn model(&mut self, scene: DiffInput<'_>) -> Result<(), serde_json::Error> {
-        let DiffInput { inputs: Inputs { owner, observed, around, .. }, resolved, .. } = scene;
+        let DiffInput { inputs: Inputs { owner, observed, environment, .. }, resolved, .. } = scene;
         let model = &resolved.model;
-        let one_shot = model.inspecting.one_shot();
+        let one_shot = model.inspection_state.one_shot();
         let useful = one_shot.map(|one_shot| (model.subject.as_str(), one_shot));
-        let over = useless(&observed.pods, &scene.uid(), Component::Inspector, useful);
+        let over = obsolete_pods(&observed.pods, &scene.uid(), Component::Inspector, useful);
         self.writes.extend(over.into_iter().map(Write::Delete));
         if let Some(facts) = model.facts() {
             // Labels and owner included.
             let there: Vec<MoERecord> = observed.model.iter().cloned().collect();
             self.keep(scene, facts.record(owner, &model.subject)?, &there, Write::Facts);
         }
-        match &model.inspecting {
-            Inspecting::Sent(OneShotState::Start { .. }) if scene.planned.forbidden => {}
-            Inspecting::Sent(OneShotState::Start { incarnation, .. }) => {
-                self.look_within(LATER);
+        match &model.inspection_state {
+            InspectionState::Sent(OneShotState::Start { .. }) if scene.planned.forbidden => {}
+            InspectionState::Sent(OneShotState::Start { incarnation, .. }) => {
+                self.requeue_within(LATER);
                 // One that cannot be built is how planning stands.
-                if let Ok(pod) = inspector(owner, &model.subject, *incarnation, around) {
+                if let Ok(pod) = inspector(owner, &model.subject, *incarnation, environment) {
                     let note = format!("Pod {} inspects the model.", pod.name_any());
                     self.create(pod, Component::Inspector, ClusterEvent::normal("InspectorStarted", note));
                 }
             }
-            Inspecting::Sent(OneShotState::Failed { retry_at, .. }) => self.look_at(*retry_at, observed.now),
-            Inspecting::Sent(OneShotState::Waiting { .. } | OneShotState::Done { .. }) => {
-                self.look_within(LATER)
+            InspectionState::Sent(OneShotState::Failed { retry_at, .. }) => {
+                self.requeue_at(*retry_at, observed.now)
             }
-            Inspecting::Known(_) => {}
+            InspectionState::Sent(OneShotState::Waiting { .. } | OneShotState::Done { .. }) => {
+                self.requeue_within(LATER)
+            }
+            InspectionState::Known(_) => {}
         }
         Ok(())
     }
 
-    fn create(&mut self, pod: Pod, component: Component, happening: ClusterEvent) {
-        self.writes.push(Write::Create(Creation { pod: Box::new(pod), component, happening }));
+    fn create(&mut self, pod: Pod, component: Component, event: ClusterEvent) {
+        self.writes.push(Write::Create(Creation { pod: Box::new(pod), component, event }));
     }
 
     /// Deletes the oldest plans but the last ten; those that are proposed, to run or running stay.

@@ -1,18 +1,18 @@
 //! Pods and routing, one step further.
 
 use super::{Diff, DiffInput, LATER};
-use crate::conversations::Partner;
 use crate::drift::is_as;
 use crate::events::ClusterEvent;
-use crate::mains::{GenerationOutcome, Order};
+use crate::main_client::{GenerationOutcome, RoutingOrder};
+use crate::main_pollers::PolledMain;
 use crate::manifests::{Function, Revision, find_plan};
 use crate::names::Component;
 use crate::ownership::is_owned_by;
 use crate::planning::account;
 use crate::pods::PodView;
-use crate::rollout::{self, orders, step};
+use crate::rollout::{self, desired_generations, step};
 use crate::routing::{Generation, RoutingTable};
-use crate::trouble::Trouble;
+use crate::status_issue::StatusIssue;
 use crate::usage;
 use crate::write::{STARTED, Write};
 use k8s_openapi::api::core::v1::Pod;
@@ -37,7 +37,7 @@ impl Diff {
         self.budgets(scene);
         if self.waits {
             self.speak(scene, &table);
-            self.look_within(LATER);
+            self.requeue_within(LATER);
             return Ok(());
         }
         let name = scene.inputs.owner.name_any();
@@ -48,7 +48,7 @@ impl Diff {
             certified: scene.inputs.certified,
             table: &table,
             pods: &scene.scaled.pods,
-            others: scene.inputs.remembered.others,
+            others: scene.inputs.soft_state.others,
             now: scene.inputs.observed.now,
         })?;
         let held = scene.planned.remote_waits;
@@ -57,29 +57,29 @@ impl Diff {
             rollout.create.into_iter().partition(|creation| held.is_some() && remote(creation));
         self.start(scene, &target.revision, &create);
         if let Some(time) = held.filter(|_| !waiting.is_empty()) {
-            self.look_within(time);
+            self.requeue_within(time);
         }
         self.writes.extend(rollout.delete.into_iter().map(Write::Delete));
         self.relabel(scene, &target.revision);
-        self.troubles.extend(rollout.held);
+        self.issues.extend(rollout.held);
         let table = rollout.table.unwrap_or(table);
         // Written before anybody is told: a number means one thing only, whatever happens next. What was
         // spoiled stays until it is known what to write instead.
-        if !table.spoiled
+        if !table.corrupted
             && (!table.entries.is_empty() || scene.inputs.observed.has_routing(scene.inputs.owner))
         {
             let there: Vec<_> = scene.inputs.observed.routing.iter().cloned().collect();
             self.keep(scene, table.record(scene.inputs.owner), &there, Write::Routing);
         }
         self.speak(scene, &table);
-        if let Some(at) = rollout.look_again {
-            self.look_at(at, scene.inputs.observed.now);
+        if let Some(at) = rollout.requeue_after {
+            self.requeue_at(at, scene.inputs.observed.now);
         }
         if !rollout.settled {
-            self.look_within(LATER);
+            self.requeue_within(LATER);
         }
-        if let Some(after) = scene.scaled.groups.look_again {
-            self.look_within(after);
+        if let Some(after) = scene.scaled.groups.requeue_after {
+            self.requeue_within(after);
         }
         self.settled = rollout.settled;
         Ok(())
@@ -111,7 +111,7 @@ impl Diff {
             let name = pod.name_any();
             let started = ClusterEvent::normal("FunctionsStarted", format!("{STARTED}{name}"));
             self.create(pod, component, started);
-            if let Some(fault) = &creation.instead_of {
+            if let Some(fault) = &creation.replaces {
                 let note = format!("Pod {name} replaces a failed pod: {}: {}", fault.reason, fault.message);
                 self.say(ClusterEvent::warning("FunctionReplaced", note));
             }
@@ -138,26 +138,29 @@ impl Diff {
 
     /// Main functions are asked what they have in force, and told what they are to have.
     fn speak(&mut self, scene: DiffInput<'_>, table: &RoutingTable) {
-        let told: BTreeMap<&String, Arc<Order>> = table
+        let told: BTreeMap<&String, Arc<RoutingOrder>> = table
             .entries
             .iter()
             .map(|(identity, generation)| (identity, Arc::new(order(scene, generation))))
             .collect();
-        let partners = orders(table, &scene.scaled.pods).filter_map(|(pod, generation)| {
+        let polled_mains = desired_generations(table, &scene.scaled.pods).filter_map(|(pod, generation)| {
             // What is not written yet, because it is not known what to write, is not told.
-            let order = generation.filter(|_| !table.spoiled).and_then(|_| told.get(&pod.identity).cloned());
+            let order =
+                generation.filter(|_| !table.corrupted).and_then(|_| told.get(&pod.identity).cloned());
             let watched = scene.scaled.groups.watched.clone();
-            Some(Partner { uid: pod.uid.clone(), ip: pod.ip?, order, starting: pod.starting, watched })
+            Some(PolledMain { uid: pod.uid.clone(), ip: pod.ip?, order, starting: pod.starting, watched })
         });
-        self.partners = partners.collect();
+        self.polled_mains = polled_mains.collect();
     }
 
     /// Reports how main functions took their orders, as events and troubles.
     fn report(&mut self, scene: DiffInput<'_>, table: &RoutingTable) {
         let mut said = Vec::new();
-        for (pod, generation) in orders(table, &scene.scaled.pods) {
+        for (pod, generation) in desired_generations(table, &scene.scaled.pods) {
             let heard = scene.inputs.observed.heard.get(&pod.uid);
-            let Some((number, outcome)) = heard.and_then(|heard| heard.told.as_ref()) else { continue };
+            let Some((number, outcome)) = heard.and_then(|heard| heard.last_outcome.as_ref()) else {
+                continue;
+            };
             match outcome {
                 GenerationOutcome::InForce { problems } if problems.is_empty() => {
                     let note = format!("Routing generation {number} is in force in pod {}.", pod.name);
@@ -178,12 +181,12 @@ impl Diff {
                     if stands && pod.in_force < Some(*number) {
                         let message =
                             format!("{}: routing generation {number} is not in force: {message}", pod.name);
-                        self.troubles.push(Trouble::new("RoutingFailed", message));
+                        self.issues.push(StatusIssue::new("RoutingFailed", message));
                     }
                 }
             }
         }
-        said.into_iter().for_each(|happening| self.say(happening));
+        said.into_iter().for_each(|event| self.say(event));
     }
 }
 
@@ -220,10 +223,10 @@ fn in_order_of_need<'a>(
 /// Returns a generation as main functions are told it, with what they are to expect of requests. That follows from the
 /// plan alone, which never changes: a generation is the same whenever it is told. If the plan says nothing about it, or
 /// something invalid, requests are served without.
-fn order(scene: DiffInput<'_>, generation: &Generation) -> Order {
+fn order(scene: DiffInput<'_>, generation: &Generation) -> RoutingOrder {
     let plans = scene.inputs.observed.plans.iter().chain(&scene.planned.new);
     let plan = find_plan(scene.inputs.owner, plans, &generation.plan);
     let account = plan.and_then(|plan| account(&plan.spec).ok().flatten()).unwrap_or_default();
     let routing = generation.routing(account).map_err(|error| error.to_string());
-    Order { number: generation.number, routing }
+    RoutingOrder { number: generation.number, routing }
 }

@@ -23,13 +23,13 @@ impl Diff {
         let ending: Vec<Write> = ending.collect();
         self.writes.extend(ending);
         let table = if has_main { table } else { RoutingTable::default() };
-        if !table.spoiled && scene.inputs.observed.has_routing(scene.inputs.owner) {
+        if !table.corrupted && scene.inputs.observed.has_routing(scene.inputs.owner) {
             let there: Vec<_> = scene.inputs.observed.routing.iter().cloned().collect();
             self.keep(scene, table.record(scene.inputs.owner), &there, Write::Routing);
         }
         self.settled = left == 0;
         if !self.settled {
-            self.look_within(LATER);
+            self.requeue_within(LATER);
         }
         Ok(())
     }

@@ -2,7 +2,7 @@
 
 use super::IdentityFailure;
 use super::secret::{held, own_secret, pair_of};
-use crate::calls::Calls;
+use crate::api::NamespaceApi;
 use k8s_openapi::ByteString;
 use k8s_openapi::api::core::v1::Secret;
 use remoe_identity::{Authority, CertifiedKey};
@@ -18,20 +18,20 @@ const LIFE: Duration = Duration::from_secs(10 * 365 * 24 * 3600);
 ///
 /// # Errors
 /// A call came to nothing, or what is kept cannot be used.
-pub(super) async fn authority(calls: &Calls, name: &str) -> Result<Authority, IdentityFailure> {
+pub(super) async fn authority(api: &NamespaceApi, name: &str) -> Result<Authority, IdentityFailure> {
     let unusable = |error| IdentityFailure::Authority { error };
     let open = |secret: &Secret| Authority::open(&pair_of(&held(secret))).map_err(unusable);
-    if let Some(secret) = calls.get::<Secret>(name).await? {
+    if let Some(secret) = api.get::<Secret>(name).await? {
         return open(&secret);
     }
     let (authority, pair) = Authority::create(LIFE).map_err(unusable)?;
-    match calls.create(&secret(name, pair)).await {
+    match api.create(&secret(name, pair)).await {
         Ok(_) => {
             tracing::info!(secret = name, "certificate authority created");
             Ok(authority)
         }
         // Another operator was first.
-        Err(error) if error.code() == 409 => match calls.get::<Secret>(name).await? {
+        Err(error) if error.code() == 409 => match api.get::<Secret>(name).await? {
             Some(secret) => open(&secret),
             None => Err(error.into()),
         },

@@ -1,8 +1,8 @@
 //! Certificates that cert-manager makes: what it is asked for.
 
-use super::CertificateCheck;
+use super::CertificateState;
 use super::secret::issued_name;
-use crate::calls::{CallError, Calls};
+use crate::api::{CallError, NamespaceApi};
 use crate::drift::is_as;
 use crate::names::Component;
 use crate::ownership::{is_owned_by, name_taken, owned_meta};
@@ -112,17 +112,17 @@ pub(crate) fn certificate(
 /// # Errors
 /// A call that came to nothing.
 pub(super) async fn keep_certificate(
-    calls: &Calls,
+    api: &NamespaceApi,
     owner: &MoEDeployment,
     wanted: &Certificate,
-) -> Result<CertificateCheck, CallError> {
-    if let Some(live) = calls.get::<Certificate>(&wanted.name_any()).await? {
+) -> Result<CertificateState, CallError> {
+    if let Some(live) = api.get::<Certificate>(&wanted.name_any()).await? {
         if !is_owned_by(&live, &owner.uid().unwrap_or_default()) {
-            return Ok(CertificateCheck::Refused(name_taken(wanted)));
+            return Ok(CertificateState::Refused(name_taken(wanted)));
         }
         if is_as(&live, wanted) {
-            return Ok(if live.is_ready() { CertificateCheck::There } else { CertificateCheck::Coming });
+            return Ok(if live.is_ready() { CertificateState::There } else { CertificateState::Coming });
         }
     }
-    calls.apply(wanted).await.map(|_| CertificateCheck::Coming)
+    api.apply(wanted).await.map(|_| CertificateState::Coming)
 }

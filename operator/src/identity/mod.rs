@@ -15,12 +15,12 @@ pub(crate) use due::{StoredCertificate, due};
 pub(crate) use gateways::{GATEWAY_IDENTITY, knows_gateways};
 pub(crate) use secret::{held, secret_name, secret_of};
 
-use super::allowed::Allowed;
-use super::calls::{CallError, Calls};
+use super::api::{CallError, NamespaceApi};
+use super::deployment_policy::DeploymentPolicy;
 use super::digest::short_hash;
 use super::names::Component;
 use super::ownership::{is_owned_by, name_taken};
-use super::trouble::Trouble;
+use super::status_issue::StatusIssue;
 use authority::authority;
 use certificate::keep_certificate;
 use futures_util::future::join_all;
@@ -91,51 +91,51 @@ pub enum SignerName {
 }
 
 /// How the certificates of a deployment stand.
-pub(super) struct Certified {
+pub(super) struct CertificateSummary {
     /// Faults that a user must mend.
-    pub(super) troubles: Vec<Trouble>,
+    pub(super) issues: Vec<StatusIssue>,
     /// Set if main functions that start now find their certificates, or need none.
     pub(super) mains: bool,
     /// When to look again at the latest.
-    pub(super) look_again: Duration,
+    pub(super) requeue_after: Duration,
 }
 
-impl Certified {
+impl CertificateSummary {
     /// Returns the state of a deployment without certificates, and without pods that would need them.
     fn none() -> Self {
-        Self { troubles: Vec::new(), mains: false, look_again: Duration::MAX }
+        Self { issues: Vec::new(), mains: false, requeue_after: Duration::MAX }
     }
 }
 
 /// Certificates of a deployment, and those by which the operator speaks with it.
-pub(super) struct Certification {
+pub(super) struct CertificationOutcome {
     /// Certificates of its functions. A failure keeps nothing from healing: most pods have theirs.
-    pub(super) certified: Result<Certified, IdentityFailure>,
+    pub(super) certified: Result<CertificateSummary, IdentityFailure>,
     /// Credentials of the operator; none without a signer.
     pub(super) trust: Result<Option<Trust>, IdentityFailure>,
 }
 
-impl Certification {
+impl CertificationOutcome {
     /// Returns whether main functions that start now find their certificates, or need none.
     pub(super) fn has_mains(&self) -> bool {
         self.certified.as_ref().is_ok_and(|certified| certified.mains)
     }
 
     /// Returns the faults that a user must mend.
-    pub(super) fn troubles(&self) -> impl Iterator<Item = Trouble> {
-        self.certified.iter().flat_map(|certified| certified.troubles.clone())
+    pub(super) fn issues(&self) -> impl Iterator<Item = StatusIssue> {
+        self.certified.iter().flat_map(|certified| certified.issues.clone())
     }
 }
 
 /// How one certificate stands.
 #[derive(Debug, Clone, PartialEq, Eq)]
-enum CertificateCheck {
+enum CertificateState {
     /// Pods find it.
     There,
     /// Another component is to make it.
     Coming,
     /// A person must mend something first.
-    Refused(Trouble),
+    Refused(StatusIssue),
 }
 
 /// Identities and authority of the operator and its gateways.
@@ -152,7 +152,7 @@ pub(super) struct Identities {
     /// The one of the certificate of the gateways.
     gateway_secret: String,
     /// The API of the operator's own namespace.
-    calls: Calls,
+    api: NamespaceApi,
     authority: OnceCell<Authority>,
     keyring: OnceCell<Arc<Keyring>>,
 }
@@ -174,7 +174,7 @@ impl Identities {
             gateway: gateway(namespace),
             secret: format!("{release}-authority"),
             gateway_secret: format!("{release}-gateway-identity"),
-            calls: Calls::new(client, namespace, writes),
+            api: NamespaceApi::new(client, namespace, writes),
             authority: OnceCell::new(),
             keyring: OnceCell::new(),
         }
@@ -198,7 +198,7 @@ impl Identities {
     }
 
     async fn authority(&self) -> Result<&Authority, IdentityFailure> {
-        self.authority.get_or_try_init(|| authority(&self.calls, &self.secret)).await
+        self.authority.get_or_try_init(|| authority(&self.api, &self.secret)).await
     }
 
     /// Returns the operator's own certificate, renewed when half of its time is over.
@@ -217,83 +217,87 @@ impl Identities {
     }
 
     /// Renews the certificates of the functions of `owner` where they are due, before any pod waits for one and before one
-    /// that serves expires. A deployment that never ran and asks for something that is not `allowed` gets none.
+    /// that serves expires. A deployment that never ran and asks for something that is not `policy` gets none.
     pub(super) async fn certify(
         &self,
-        calls: &Calls,
+        api: &NamespaceApi,
         owner: &MoEDeployment,
-        allowed: &Allowed,
-    ) -> Certification {
+        policy: &DeploymentPolicy,
+    ) -> CertificationOutcome {
         let never_ran = owner.status.as_ref().is_none_or(|status| status.plan.is_none());
-        let certified = match never_ran && allowed.refusal(owner).is_some() {
-            true => Ok(Certified::none()),
-            false => self.keep(calls, owner).await,
+        let certified = match never_ran && policy.refusal(owner).is_some() {
+            true => Ok(CertificateSummary::none()),
+            false => self.keep(api, owner).await,
         };
-        Certification { certified, trust: self.trust(owner).await }
+        CertificationOutcome { certified, trust: self.trust(owner).await }
     }
 
     /// Sees to it that the functions of `owner` have certificates, and will have for long enough.
     ///
     /// # Errors
     /// A call that came to nothing, or no certificate can be made.
-    async fn keep(&self, calls: &Calls, owner: &MoEDeployment) -> Result<Certified, IdentityFailure> {
-        let mut troubles = Vec::new();
+    async fn keep(
+        &self,
+        api: &NamespaceApi,
+        owner: &MoEDeployment,
+    ) -> Result<CertificateSummary, IdentityFailure> {
+        let mut issues = Vec::new();
         let mut mains = true;
-        let kept = join_all(PARTS.map(|part| self.keep_part(calls, owner, part))).await;
+        let kept = join_all(PARTS.map(|part| self.keep_part(api, owner, part))).await;
         for (part, kept) in PARTS.into_iter().zip(kept) {
             let kept = match kept {
                 Err(IdentityFailure::Call(error)) if error.code() == 403 && !error.namespace_ends() => {
-                    CertificateCheck::Refused(not_permitted(owner, &error))
+                    CertificateState::Refused(not_permitted(owner, &error))
                 }
                 // Another writer set a field that cannot be changed.
                 Err(IdentityFailure::Call(error)) if error.code() == 422 => {
-                    CertificateCheck::Refused(not_changed(owner, part, &error))
+                    CertificateState::Refused(not_changed(owner, part, &error))
                 }
                 kept => kept?,
             };
-            mains &= part != Component::Main || kept == CertificateCheck::There;
-            if let CertificateCheck::Refused(trouble) = kept {
-                troubles.push(trouble);
+            mains &= part != Component::Main || kept == CertificateState::There;
+            if let CertificateState::Refused(issue) = kept {
+                issues.push(issue);
             }
         }
-        Ok(Certified { troubles, mains, look_again: self.life / 4 })
+        Ok(CertificateSummary { issues, mains, requeue_after: self.life / 4 })
     }
 
     async fn keep_part(
         &self,
-        calls: &Calls,
+        api: &NamespaceApi,
         owner: &MoEDeployment,
         part: Component,
-    ) -> Result<CertificateCheck, IdentityFailure> {
+    ) -> Result<CertificateState, IdentityFailure> {
         match &self.signer {
-            Signer::Unsigned => Ok(CertificateCheck::There),
-            Signer::Operator => self.keep_secret(calls, owner, part).await,
+            Signer::Unsigned => Ok(CertificateState::There),
+            Signer::Operator => self.keep_secret(api, owner, part).await,
             Signer::CertManager(issuer, _) => {
                 let wanted = certificate(owner, part, &identity_of(owner, part), issuer, self.life);
-                keep_certificate(calls, owner, &wanted).await.map_err(IdentityFailure::from)
+                keep_certificate(api, owner, &wanted).await.map_err(IdentityFailure::from)
             }
         }
     }
 
     async fn keep_secret(
         &self,
-        calls: &Calls,
+        api: &NamespaceApi,
         owner: &MoEDeployment,
         part: Component,
-    ) -> Result<CertificateCheck, IdentityFailure> {
+    ) -> Result<CertificateState, IdentityFailure> {
         let authority = self.authority().await?;
         let (name, identity) = (signed_name(&owner.name_any(), part), identity_of(owner, part));
-        let live = calls.get::<Secret>(&name).await?;
+        let live = api.get::<Secret>(&name).await?;
         let uid = owner.uid().unwrap_or_default();
         if live.as_ref().is_some_and(|live| !is_owned_by(live, &uid)) {
             return Ok(live
                 .as_ref()
-                .map_or(CertificateCheck::Coming, |live| CertificateCheck::Refused(name_taken(live))));
+                .map_or(CertificateState::Coming, |live| CertificateState::Refused(name_taken(live))));
         }
         if let Some(held) = self.renewed(authority, live.as_ref(), &identity)? {
-            calls.apply(&secret_of(owner, part, &held)).await?;
+            api.apply(&secret_of(owner, part, &held)).await?;
         }
-        Ok(CertificateCheck::There)
+        Ok(CertificateState::There)
     }
 
     /// Returns the new content of the Secret of `identity`, of which `live` is the present one. Absent if that stays.
@@ -333,29 +337,29 @@ impl Identities {
 
     async fn keep_gateway(&self) -> Result<(), IdentityFailure> {
         let authority = self.authority().await?;
-        let live = self.calls.get::<Secret>(&self.gateway_secret).await?;
+        let live = self.api.get::<Secret>(&self.gateway_secret).await?;
         if let Some(held) = self.renewed(authority, live.as_ref(), &self.gateway)? {
-            self.calls.apply(&own_secret(&self.gateway_secret, files(&held))).await?;
+            self.api.apply(&own_secret(&self.gateway_secret, files(&held))).await?;
         }
         Ok(())
     }
 }
 
-fn not_permitted(owner: &MoEDeployment, error: &CallError) -> Trouble {
+fn not_permitted(owner: &MoEDeployment, error: &CallError) -> StatusIssue {
     let namespace = owner.namespace().unwrap_or_default();
     let message = format!(
         "cannot issue certificates: {error}; add {namespace} to identity.namespaces of the operator's chart, or to \
          watchNamespaces if that is set"
     );
-    Trouble::new("IdentityNotPermitted", message)
+    StatusIssue::new("IdentityNotPermitted", message)
 }
 
-fn not_changed(owner: &MoEDeployment, part: Component, error: &CallError) -> Trouble {
+fn not_changed(owner: &MoEDeployment, part: Component, error: &CallError) -> StatusIssue {
     let message = format!(
         "cannot renew the certificate in {}: {error}; delete that object, the operator recreates it",
         signed_name(&owner.name_any(), part)
     );
-    Trouble::new("IdentityNotWritten", message)
+    StatusIssue::new("IdentityNotWritten", message)
 }
 
 /// The operator of the release in `namespace`.

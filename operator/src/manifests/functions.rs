@@ -150,18 +150,18 @@ pub(crate) fn revision(
     owner: &MoEDeployment,
     hash: &str,
     plan: &MoEPlanSpec,
-    around: &OperatorEnvironment,
+    environment: &OperatorEnvironment,
 ) -> Result<Revision, BuildError> {
-    let model = ModelAccess::new(&plan.model, &around.sources)?;
-    let spec = main_pod(owner, plan, &model, around);
+    let model = ModelAccess::new(&plan.model, &environment.sources)?;
+    let spec = main_pod(owner, plan, &model, environment);
     let bytes = |megabytes: u32| u64::from(megabytes) * MB;
     let replicas = (owner.spec.main_functions(), bytes(plan.main.limit_mb));
-    let extras = &around.pods;
+    let extras = &environment.pods;
     let disk = DiskLimits::of_plan(owner, plan);
     let ending = (PodShutdown::of_main(plan), disk);
     let main = function(owner, MAIN.to_owned(), replicas, None, (spec, extras), ending)?;
     let remote = remote_parts(plan)?.into_iter().map(|part| {
-        let spec = remote_pod(owner, plan, &part, &model, around);
+        let spec = remote_pod(owner, plan, &part, &model, environment);
         let replicas = (part.replicas, bytes(part.memory_mb));
         function(owner, part.name, replicas, Some(part.hosted), (spec, extras), (PodShutdown::REMOTE, disk))
     });
@@ -269,7 +269,7 @@ fn main_pod(
     owner: &MoEDeployment,
     plan: &MoEPlanSpec,
     model: &ModelAccess,
-    around: &OperatorEnvironment,
+    environment: &OperatorEnvironment,
 ) -> PodSpec {
     let millicores = plan.main.cpu_millicores.unwrap_or_else(|| millicores_of(plan.main.memory_mb));
     let mut arguments = [model.arguments.clone(), plan.model.precision_of_all()].concat();
@@ -290,7 +290,7 @@ fn main_pod(
         let name = remoe_model::KvCacheDtype::from(kept).name();
         arguments.extend(["--kv-cache-dtype".to_owned(), name.to_owned()]);
     }
-    if around.gateway.is_some() {
+    if environment.gateway.is_some() {
         for name in
             [owner.name_any(), format!("{}/{}", owner.namespace().unwrap_or_default(), owner.name_any())]
         {
@@ -298,14 +298,14 @@ fn main_pod(
         }
     }
     // Independent of `spec.prediction`: a change of it would have main functions replaced.
-    if around.gateway.is_some() {
+    if environment.gateway.is_some() {
         arguments.push("--primer".to_owned());
     }
-    if around.signer != SignerName::Unsigned {
-        let operator = operator(&around.operator_namespace).to_string();
+    if environment.signer != SignerName::Unsigned {
+        let operator = operator(&environment.operator_namespace).to_string();
         arguments.extend(["--operator-identity".to_owned(), operator]);
-        if around.gateway.is_some() && !around.strange_gateways {
-            let gateway = gateway(&around.operator_namespace).to_string();
+        if environment.gateway.is_some() && !environment.uncertified_gateways {
+            let gateway = gateway(&environment.operator_namespace).to_string();
             arguments.extend([GATEWAY_IDENTITY.to_owned(), gateway]);
         }
     }
@@ -326,17 +326,17 @@ fn main_pod(
     }
     let program = Program {
         name: "main-model-fn",
-        image: around.main_image(plan.device),
-        pull_policy: &around.pull_policy,
+        image: environment.main_image(plan.device),
+        pull_policy: &environment.pull_policy,
         command: "main-model-fn",
         arguments,
         resources: main_resources(owner, vcpus(millicores), megabytes(plan.main.limit_mb)),
     };
     let mut spec = serving(pod_spec(program, model, &owner.spec.main.template));
-    if let Some(secret) = secret_name(&owner.name_any(), Component::Main, around.signer) {
+    if let Some(secret) = secret_name(&owner.name_any(), Component::Main, environment.signer) {
         spec = with_identity(spec, secret);
     }
-    let mut spec = exporting(spec, owner, around);
+    let mut spec = exporting(spec, owner, environment);
     if let Some(container) = spec.containers.first_mut() {
         container.ports = Some(vec![
             port("http", HTTP_PORT),
@@ -353,7 +353,7 @@ fn remote_pod(
     plan: &MoEPlanSpec,
     part: &RemotePart,
     model: &ModelAccess,
-    around: &OperatorEnvironment,
+    environment: &OperatorEnvironment,
 ) -> PodSpec {
     let mut arguments = model.arguments.clone();
     arguments.extend(["--experts".to_owned(), part.listing.clone()]);
@@ -371,18 +371,18 @@ fn remote_pod(
     }
     let program = Program {
         name: "remote-expert-fn",
-        image: &around.remote_image,
-        pull_policy: &around.pull_policy,
+        image: &environment.remote_image,
+        pull_policy: &environment.pull_policy,
         command: "remote-expert-fn",
         arguments,
         resources: resources(vcpus(part.millicores), megabytes(part.memory_mb)),
     };
     let template = &owner.spec.remote_experts.template;
     let mut spec = serving(pod_spec(program, model, template));
-    if let Some(secret) = secret_name(&owner.name_any(), Component::RemoteExpert, around.signer) {
+    if let Some(secret) = secret_name(&owner.name_any(), Component::RemoteExpert, environment.signer) {
         spec = with_identity(spec, secret);
     }
-    let mut spec = exporting(spec, owner, around);
+    let mut spec = exporting(spec, owner, environment);
     spec.affinity = template.affinity.clone().or_else(|| Some(near_main(&owner.name_any())));
     if let Some(container) = spec.containers.first_mut() {
         container.ports =
@@ -418,9 +418,11 @@ fn serving(mut spec: PodSpec) -> PodSpec {
 }
 
 /// Tells a function of `owner` where traces go, where they do.
-fn exporting(mut spec: PodSpec, owner: &MoEDeployment, around: &OperatorEnvironment) -> PodSpec {
-    if let (Some(container), Some(collector)) = (spec.containers.first_mut(), &around.collector) {
-        container.env.get_or_insert_default().extend(collector.environment(&owner.name_any()));
+fn exporting(mut spec: PodSpec, owner: &MoEDeployment, environment: &OperatorEnvironment) -> PodSpec {
+    if let (Some(container), Some(trace_collector)) =
+        (spec.containers.first_mut(), &environment.trace_collector)
+    {
+        container.env.get_or_insert_default().extend(trace_collector.environment(&owner.name_any()));
     }
     spec
 }

@@ -30,7 +30,7 @@ pub(crate) fn inspector(
     owner: &MoEDeployment,
     subject: &str,
     incarnation: u32,
-    around: &OperatorEnvironment,
+    environment: &OperatorEnvironment,
 ) -> Result<Pod, BuildError> {
     let model = &owner.spec.model;
     let planned = PlannedModel {
@@ -48,13 +48,13 @@ pub(crate) fn inspector(
         max_model_len: None,
         digest: String::new(),
     };
-    let access = ModelAccess::new(&planned, &around.sources)?;
+    let access = ModelAccess::new(&planned, &environment.sources)?;
     let mut arguments = vec!["inspect".to_owned()];
     arguments.extend(access.arguments.iter().cloned());
     let program = Program {
         name: "inspector",
-        image: around.main_image(Device::Cpu),
-        pull_policy: &around.pull_policy,
+        image: environment.main_image(Device::Cpu),
+        pull_policy: &environment.pull_policy,
         command: "remoe-agent",
         arguments,
         resources: resources(vcpus(millicores_of(MEMORY_MB)), megabytes(MEMORY_MB)),
@@ -66,7 +66,7 @@ pub(crate) fn inspector(
         subject,
         deadline_seconds: DEADLINE_SECONDS,
         disk: DiskLimits::HEADERS,
-        extras: &around.pods,
+        extras: &environment.pods,
     };
     Ok(one_shot.pod(PodName { place, incarnation }, program, &access))
 }

@@ -28,12 +28,12 @@ pub(crate) use plan::{find_plan, plan_name, plan_object};
 pub(crate) use profiler::{measured_vcpus, profiler};
 pub(crate) use remote::Hosted;
 
-use super::allowed::Allowed;
-use super::collector::Collector;
+use super::deployment_policy::DeploymentPolicy;
 use super::exposure::GatewayService;
 use super::identity::SignerName;
 use super::rewritten::Comparison;
 use super::sources::Sources;
+use super::trace_collector::TraceCollector;
 use k8s_openapi::api::core::v1::Service;
 use k8s_openapi::api::networking::v1::NetworkPolicy;
 use remoe_api::{Device, MoEDeployment};
@@ -64,13 +64,13 @@ pub(crate) struct OperatorEnvironment {
     /// Service of the gateways; none: clients reach main functions directly, and nothing sleeps.
     pub gateway: Option<GatewayService>,
     /// Some of them show no certificate yet: main functions do not ask for one.
-    pub strange_gateways: bool,
+    pub uncertified_gateways: bool,
     /// Where functions export traces to, if anywhere.
-    pub collector: Option<Collector>,
+    pub trace_collector: Option<TraceCollector>,
     /// How pods are compared with what was written.
     pub comparison: Comparison,
     /// Limits on what deployments may ask for.
-    pub allowed: Allowed,
+    pub policy: DeploymentPolicy,
 }
 
 impl OperatorEnvironment {
@@ -93,6 +93,9 @@ pub(crate) struct Frame {
 }
 
 /// The frame around the pods of `owner`.
-pub(crate) fn frame(owner: &MoEDeployment, around: &OperatorEnvironment) -> Frame {
-    Frame { services: services::services(owner, around), network_policies: network::policies(owner, around) }
+pub(crate) fn frame(owner: &MoEDeployment, environment: &OperatorEnvironment) -> Frame {
+    Frame {
+        services: services::services(owner, environment),
+        network_policies: network::policies(owner, environment),
+    }
 }

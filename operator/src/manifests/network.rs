@@ -22,7 +22,7 @@ use std::collections::BTreeMap;
 /// Prometheus reaches the metrics of both. Pods that fetch weights reach public addresses, the allowed ranges and DNS:
 /// buckets and hubs have no fixed addresses. All reach the port of a collector at its peers, and where it has a host
 /// name the port of DNS, which may be on their node.
-pub(super) fn policies(owner: &MoEDeployment, around: &OperatorEnvironment) -> Vec<NetworkPolicy> {
+pub(super) fn policies(owner: &MoEDeployment, environment: &OperatorEnvironment) -> Vec<NetworkPolicy> {
     // What cannot be read is refused before any pod is made.
     let fetched = ModelSource::parse(&owner.spec.model.source).is_ok_and(|source| source.is_fetched());
     let deployment = owner.name_any();
@@ -31,27 +31,27 @@ pub(super) fn policies(owner: &MoEDeployment, around: &OperatorEnvironment) -> V
     let of_release = |component: &str| {
         let labels = [
             ("app.kubernetes.io/part-of", "remoe"),
-            (RELEASE_LABEL, &around.release),
+            (RELEASE_LABEL, &environment.release),
             (COMPONENT, component),
         ];
         let labels = labels.map(|(key, value)| (key.to_owned(), value.to_owned()));
-        peer(Some(in_namespace(&around.operator_namespace)), Some(BTreeMap::from(labels)))
+        peer(Some(in_namespace(&environment.operator_namespace)), Some(BTreeMap::from(labels)))
     };
-    let prometheus = || peer(Some(in_namespace(&around.metrics_namespace)), None);
-    let clients = around.gateway.as_ref().map(|_| vec![of_release("gateway")]);
-    let to_sources = || if fetched { sources(owner, around) } else { Vec::new() };
+    let prometheus = || peer(Some(in_namespace(&environment.metrics_namespace)), None);
+    let clients = environment.gateway.as_ref().map(|_| vec![of_release("gateway")]);
+    let to_sources = || if fetched { sources(owner, environment) } else { Vec::new() };
     let to_experts = NetworkPolicyEgressRule {
         to: Some(vec![pods(Component::RemoteExpert)]),
         ports: Some(tcp(EXPERT_PORT)),
     };
     let to_collector = || {
-        let collector = around.collector.as_ref();
-        collector.into_iter().flat_map(move |collector| {
+        let trace_collector = environment.trace_collector.as_ref();
+        trace_collector.into_iter().flat_map(move |trace_collector| {
             let port = NetworkPolicyEgressRule {
-                to: Some(collector.peers().to_vec()),
-                ports: Some(tcp(collector.port())),
+                to: Some(trace_collector.peers().to_vec()),
+                ports: Some(tcp(trace_collector.port())),
             };
-            let names = (collector.has_name() && !fetched).then(to_dns);
+            let names = (trace_collector.has_name() && !fetched).then(to_dns);
             std::iter::once(port).chain(names)
         })
     };
@@ -82,12 +82,12 @@ pub(super) fn policies(owner: &MoEDeployment, around: &OperatorEnvironment) -> V
 }
 
 /// The ways of pods that fetch: to sources, DNS, and where credentials may be asked for to what hands them out.
-fn sources(owner: &MoEDeployment, around: &OperatorEnvironment) -> Vec<NetworkPolicyEgressRule> {
-    let egress = &around.sources.egress;
+fn sources(owner: &MoEDeployment, environment: &OperatorEnvironment) -> Vec<NetworkPolicyEgressRule> {
+    let egress = &environment.sources.egress;
     let blocks = egress.public_blocks().into_iter().chain(egress.allowed_blocks());
     let to = blocks.map(|(block, except)| address_peer(block, &except)).collect();
     let mut rules = vec![NetworkPolicyEgressRule { to: Some(to), ports: None }, to_dns()];
-    if around.sources.ambient_credentials && owner.spec.model.ambient_credentials {
+    if environment.sources.ambient_credentials && owner.spec.model.ambient_credentials {
         let services = Egress::credential_services().into_iter().map(|block| address_peer(block, &[]));
         rules.push(NetworkPolicyEgressRule { to: Some(services.collect()), ports: Some(tcp(80)) });
     }

@@ -41,9 +41,9 @@ pub(crate) fn profiler(
     incarnation: u32,
     plan: &MoEPlanSpec,
     facts: &ModelFacts,
-    around: &OperatorEnvironment,
+    environment: &OperatorEnvironment,
 ) -> Result<Pod, BuildError> {
-    let access = ModelAccess::new(&plan.model, &around.sources)?;
+    let access = ModelAccess::new(&plan.model, &environment.sources)?;
     let mut arguments = vec!["profile".to_owned()];
     arguments.extend(plan.model.precision_of_all());
     arguments.extend(["--device".to_owned(), plan.device.name().to_owned()]);
@@ -58,8 +58,8 @@ pub(crate) fn profiler(
     let main = &owner.spec.main;
     let program = Program {
         name: "profiler",
-        image: around.main_image(plan.device),
-        pull_policy: &around.pull_policy,
+        image: environment.main_image(plan.device),
+        pull_policy: &environment.pull_policy,
         command: "remoe-agent",
         arguments,
         resources: resources(measured_vcpus(&main.memory_mb, main.cpu.as_ref()), megabytes(memory)),
@@ -71,7 +71,7 @@ pub(crate) fn profiler(
         subject,
         deadline_seconds: DEADLINE_SECONDS,
         disk: DiskLimits::of_plan(owner, plan),
-        extras: &around.pods,
+        extras: &environment.pods,
     };
     let mut pod = one_shot.pod(PodName { place, incarnation }, program, &access);
     if let (Some(gpu), Some(spec)) = (&main.gpu, &mut pod.spec) {

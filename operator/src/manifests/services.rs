@@ -9,9 +9,9 @@ use remoe_api::MoEDeployment;
 
 /// Where clients find the deployment, and scrapers its functions. Those of functions are headless: gRPC and kept-alive
 /// HTTP connections behind a virtual address would all lead to one pod.
-pub(super) fn services(owner: &MoEDeployment, around: &OperatorEnvironment) -> Vec<Service> {
+pub(super) fn services(owner: &MoEDeployment, environment: &OperatorEnvironment) -> Vec<Service> {
     let (http, metrics) = (("http", HTTP_PORT), ("metrics", METRICS_PORT));
-    let front = match &around.gateway {
+    let front = match &environment.gateway {
         Some(gateway) => another_name(owner, &gateway.name),
         None => service(owner, String::new(), Component::Main, &[http]),
     };

@@ -4,11 +4,11 @@ mod planner;
 mod task;
 
 #[cfg(any(test, fuzzing))]
-pub(crate) use planner::Question;
+pub(crate) use planner::SearchRequest;
 pub(crate) use planner::{Planner, Pooled};
 pub(crate) use task::PlanState;
 
-use self::planner::{Decision, answer};
+use self::planner::{PlanDecision, carry_out};
 use self::task::task;
 use super::cooldown::Cooldown;
 use super::events::ClusterEvent;
@@ -19,7 +19,7 @@ use super::observed::Observed;
 use super::planning::check_hosted;
 use super::pods::PodView;
 use super::resolve::Resolved;
-use super::trouble::Trouble;
+use super::status_issue::StatusIssue;
 use super::usage::{
     cooldown_after_giving_up, cooldown_without_better_plan, failed_plan, is_given_up, revision_of,
 };
@@ -35,7 +35,7 @@ pub(crate) struct PlanStage {
     /// A new plan.
     pub new: Option<MoEPlan>,
     /// Events, once the new plan is written.
-    pub happenings: Vec<ClusterEvent>,
+    pub events: Vec<ClusterEvent>,
     /// Times of the chain at the latest wake, if they are new.
     pub chain: Option<WakePlanning>,
     /// Time for which remote functions still wait for the plan of a wake.
@@ -53,7 +53,7 @@ pub(crate) struct PlanStage {
     /// Times before which no other plan is looked for from now on.
     pub cooldown: Cooldown,
     /// Faults of the plan that is to run.
-    pub troubles: Vec<Trouble>,
+    pub issues: Vec<StatusIssue>,
 }
 
 /// Decides which plan is to run: the plan for the present spec, or in mode Advisory the accepted one; while there is none,
@@ -67,34 +67,34 @@ pub(crate) fn plan(
     planner: &mut impl Planner,
 ) -> Result<PlanStage, serde_json::Error> {
     let task = task(inputs, resolved, planner.wake().as_ref());
-    let decision = answer(inputs, task, planner)?;
+    let decision = carry_out(inputs, task, planner)?;
     // The question may be as new as this reconcile.
     let wake_plan = planner.wake();
-    let remote_waits = wake_plan.and_then(|plan| plan.holds_remote(inputs.observed.demand.as_ref()));
+    let remote_waits = wake_plan.and_then(|plan| plan.remaining_hold(inputs.observed.demand.as_ref()));
     Ok(PlanStage { remote_waits, ..PlanStage::new(inputs, resolved, decision) })
 }
 
 impl PlanStage {
-    fn new(inputs: Inputs<'_>, resolved: &Resolved, decision: Decision) -> Self {
-        let Inputs { owner, observed, around, remembered, .. } = inputs;
-        let Decision { state, new, happenings, chain, cause, is_fruitless } = decision;
+    fn new(inputs: Inputs<'_>, resolved: &Resolved, decision: PlanDecision) -> Self {
+        let Inputs { owner, observed, environment, soft_state, .. } = inputs;
+        let PlanDecision { state, new, events, chain, cause, is_fruitless } = decision;
         let cooldown = match is_fruitless {
-            true => cooldown_without_better_plan(owner, observed, remembered.cooldown),
-            false => remembered.cooldown,
+            true => cooldown_without_better_plan(owner, observed, soft_state.cooldown),
+            false => soft_state.cooldown,
         };
         let mut planned = Self {
             state,
             new,
-            happenings,
+            events,
             chain,
             remote_waits: None,
             running: running(owner, observed),
             target: None,
             given_up: Vec::new(),
-            forbidden: around.allowed.refusal(owner).is_some(),
+            forbidden: environment.policy.refusal(owner).is_some(),
             cause,
             cooldown,
-            troubles: Vec::new(),
+            issues: Vec::new(),
         };
         // Pods that run stay as they are: those of the spec may not be made.
         if planned.forbidden {
@@ -107,11 +107,16 @@ impl PlanStage {
             if !planned.is_of_model(&hash, &plan, resolved.model.facts()) {
                 return None;
             }
-            let strange_gateways = observed.strange_gateways;
-            match revision(owner, &hash, &plan, &OperatorEnvironment { strange_gateways, ..around.clone() }) {
+            let uncertified_gateways = observed.uncertified_gateways;
+            match revision(
+                owner,
+                &hash,
+                &plan,
+                &OperatorEnvironment { uncertified_gateways, ..environment.clone() },
+            ) {
                 Ok(revision) => Some(TargetPlan { revision, plan }),
                 Err(error) => {
-                    planned.troubles.push(Trouble::new(error.reason(), error.to_string()));
+                    planned.issues.push(StatusIssue::new(error.reason(), error.to_string()));
                     None
                 }
             }
@@ -157,7 +162,7 @@ impl PlanStage {
                     "invalid spec.acceptedPlan: unknown plan {accepted}; use the hash of a plan of this \
                      deployment, such as status.proposedPlan"
                 );
-                self.troubles.push(Trouble::new("PlanUnknown", message));
+                self.issues.push(StatusIssue::new("PlanUnknown", message));
                 kept
             }
         }
@@ -181,7 +186,7 @@ impl PlanStage {
                     "plan {hash} did not become ready in time; rolled back to plan {serving}; change the spec \
                      to retry"
                 );
-                self.troubles.push(Trouble::new("RolledBack", message));
+                self.issues.push(StatusIssue::new("RolledBack", message));
                 (serving, plan)
             }
             _ => (hash, plan),
@@ -194,8 +199,8 @@ impl PlanStage {
             return true;
         };
         let checked = check_hosted(plan, &facts.inspection);
-        let trouble = |message| Trouble::new("InvalidPlan", format!("invalid plan {hash}: {message}"));
-        self.troubles.extend(checked.as_ref().err().map(trouble));
+        let issue = |message| StatusIssue::new("InvalidPlan", format!("invalid plan {hash}: {message}"));
+        self.issues.extend(checked.as_ref().err().map(issue));
         checked.is_ok()
     }
 

@@ -10,7 +10,9 @@ use crate::inputs::Inputs;
 use crate::manifests::{OperatorEnvironment, plan_object, revision};
 use crate::observed::Observed;
 use crate::planning::{Planning, PlanningError, counted, three_digits};
-use crate::planning_pool::{DeploymentKey, Lane, PlanOutcome, PlanProgress, PlanningPool, Search, WakePlan};
+use crate::planning_pool::{
+    DeploymentKey, PlanOutcome, PlanProgress, PlanningPool, Search, SearchKind, WakePlan,
+};
 use crate::usage::revision_of;
 use remoe_api::{MixOf, MoEDeployment, MoEPlan, MoEPlanSpec, Mode, WakePlanning};
 use remoe_planner::Budget;
@@ -19,7 +21,7 @@ use std::time::{Duration, Instant};
 
 /// A plan to be made.
 #[derive(Debug)]
-pub(crate) enum Question {
+pub(crate) enum SearchRequest {
     /// The plan of a new spec.
     Solve {
         /// Planning problem.
@@ -43,12 +45,12 @@ pub(crate) enum Question {
     },
 }
 
-impl Question {
+impl SearchRequest {
     /// Returns the plan, or none if the present one is good enough.
     ///
     /// # Errors
     /// No plan keeps every limit, or the search was cancelled.
-    pub(crate) fn answer(self, budget: Budget<'_>) -> PlanOutcome {
+    pub(crate) fn carry_out(self, budget: Budget<'_>) -> PlanOutcome {
         match self {
             Self::Solve { planning, previous } => {
                 planning.solve(previous.as_deref(), budget).map(|plan| Some(Box::new(plan)))
@@ -62,11 +64,11 @@ impl Question {
 /// Makes the plans of one deployment.
 pub(crate) trait Planner {
     /// Returns the state of the plan with this `id`, and begins to make it if it is new.
-    fn ask(&mut self, lane: Lane, id: &str, question: Question) -> PlanProgress;
+    fn request(&mut self, kind: SearchKind, id: &str, request: SearchRequest) -> PlanProgress;
     /// Returns the state of the plan for the latest wake, with its number.
     fn wake(&self) -> Option<WakePlan>;
-    /// Forgets the last answer in `lane`: the same question has another answer later.
-    fn forget(&mut self, lane: Lane);
+    /// Forgets the last answer in `kind`: the same question has another answer later.
+    fn forget(&mut self, kind: SearchKind);
 }
 
 /// The pool, for one deployment.
@@ -76,29 +78,30 @@ pub(crate) struct Pooled<'p> {
 }
 
 impl Planner for Pooled<'_> {
-    fn ask(&mut self, lane: Lane, id: &str, question: Question) -> PlanProgress {
-        self.pool.ask(&self.key, lane, id, || -> Search { Box::new(move |budget| question.answer(budget)) })
+    fn request(&mut self, kind: SearchKind, id: &str, request: SearchRequest) -> PlanProgress {
+        self.pool
+            .request(&self.key, kind, id, || -> Search { Box::new(move |budget| request.carry_out(budget)) })
     }
 
     fn wake(&self) -> Option<WakePlan> {
-        let (id, progress) = self.pool.progress(&self.key, Lane::Wake)?;
+        let (id, progress) = self.pool.progress(&self.key, SearchKind::Wake)?;
         Some(WakePlan { wake: id.parse().ok()?, progress })
     }
 
-    fn forget(&mut self, lane: Lane) {
-        self.pool.forget_lane(&self.key, lane);
+    fn forget(&mut self, kind: SearchKind) {
+        self.pool.forget_finished(&self.key, kind);
     }
 }
 
 /// Result of a task, as far as it is known now.
 #[derive(Debug)]
-pub(super) struct Decision {
+pub(super) struct PlanDecision {
     /// State of planning.
     pub(super) state: PlanState,
     /// A new plan.
     pub(super) new: Option<MoEPlan>,
     /// Events, once the new plan is written.
-    pub(super) happenings: Vec<ClusterEvent>,
+    pub(super) events: Vec<ClusterEvent>,
     /// Requests whose expert usage a new plan is for.
     pub(super) cause: Option<MixOf>,
     /// No better plan was found: none is looked for again for a while.
@@ -107,9 +110,9 @@ pub(super) struct Decision {
     pub(super) chain: Option<WakePlanning>,
 }
 
-impl Decision {
+impl PlanDecision {
     fn of(state: PlanState) -> Self {
-        Self { state, new: None, happenings: Vec::new(), cause: None, is_fruitless: false, chain: None }
+        Self { state, new: None, events: Vec::new(), cause: None, is_fruitless: false, chain: None }
     }
 }
 
@@ -117,26 +120,26 @@ impl Decision {
 ///
 /// # Errors
 /// A plan cannot be written as JSON.
-pub(super) fn answer(
+pub(super) fn carry_out(
     inputs: Inputs<'_>,
     task: Task,
     planner: &mut impl Planner,
-) -> Result<Decision, serde_json::Error> {
+) -> Result<PlanDecision, serde_json::Error> {
     let Inputs { owner, observed, .. } = inputs;
     match task {
-        Task::Done(state) => Ok(Decision::of(state)),
+        Task::Done(state) => Ok(PlanDecision::of(state)),
         Task::Solve { planning, previous } => {
-            let id = planning.question(previous.as_deref())?;
-            match planner.ask(Lane::Full, &id, Question::Solve { planning, previous }) {
-                PlanProgress::Underway { .. } => Ok(Decision::of(PlanState::Planning)),
+            let id = planning.request_id(previous.as_deref())?;
+            match planner.request(SearchKind::Full, &id, SearchRequest::Solve { planning, previous }) {
+                PlanProgress::Underway { .. } => Ok(PlanDecision::of(PlanState::Planning)),
                 PlanProgress::Done { outcome, .. } => {
                     if matches!(outcome, Err(PlanningError::Aborted(_))) {
                         // The next reconcile tries again.
-                        planner.forget(Lane::Full);
+                        planner.forget(SearchKind::Full);
                     }
                     let solution = outcome.and_then(|plan| plan.ok_or_else(no_plan));
                     let (state, new) = solved(owner, solution.map(|plan| *plan))?;
-                    Ok(Decision { new, ..Decision::of(state) })
+                    Ok(PlanDecision { new, ..PlanDecision::of(state) })
                 }
             }
         }
@@ -145,21 +148,22 @@ pub(super) fn answer(
         }
         Task::Improve(improvement) => {
             let Improvement { planning, hash, plan, cause } = *improvement;
-            let question = Question::Improve { planning: Box::new(planning), plan: Box::new(plan.clone()) };
-            match planner.ask(Lane::Full, &hash, question) {
+            let request =
+                SearchRequest::Improve { planning: Box::new(planning), plan: Box::new(plan.clone()) };
+            match planner.request(SearchKind::Full, &hash, request) {
                 PlanProgress::Underway { .. } => {
-                    Ok(Decision::of(PlanState::Planned { hash, plan: Box::new(plan) }))
+                    Ok(PlanDecision::of(PlanState::Planned { hash, plan: Box::new(plan) }))
                 }
                 PlanProgress::Done { outcome, .. } => {
                     let better = better_or_none(outcome, &hash);
                     if better.is_none() {
-                        planner.forget(Lane::Full);
+                        planner.forget(SearchKind::Full);
                     }
                     let is_fruitless = better.is_none();
-                    let (state, new, happening) = replaced(owner, (hash, plan, cause), better)?;
-                    let happenings = happening.into_iter().collect();
+                    let (state, new, event) = replaced(owner, (hash, plan, cause), better)?;
+                    let events = event.into_iter().collect();
                     let cause = (!is_fruitless).then_some(cause);
-                    Ok(Decision { new, happenings, cause, is_fruitless, ..Decision::of(state) })
+                    Ok(PlanDecision { new, events, cause, is_fruitless, ..PlanDecision::of(state) })
                 }
             }
         }
@@ -220,9 +224,9 @@ fn replaced(
         dollars(&object.spec),
         dollars(&plan),
     );
-    let happening = ClusterEvent::normal("Replanned", note);
+    let event = ClusterEvent::normal("Replanned", note);
     let state = PlanState::Planned { hash: new, plan: Box::new(object.spec.clone()) };
-    Ok((state, Some(object), Some(happening)))
+    Ok((state, Some(object), Some(event)))
 }
 
 /// First step of a wake: the main function starts with the size that it is pre-allocated, while the plan for the waiting
@@ -231,7 +235,7 @@ fn wake(
     inputs: Inputs<'_>,
     improvement: Improvement,
     planner: &mut impl Planner,
-) -> Result<Decision, serde_json::Error> {
+) -> Result<PlanDecision, serde_json::Error> {
     let Inputs { owner, observed, .. } = inputs;
     let Improvement { planning, hash, plan, .. } = improvement;
     let wake = observed.demand.as_ref().map_or(0, |demand| demand.spec.wakes).saturating_add(1);
@@ -245,8 +249,8 @@ fn wake(
     // Of two plans with the same prediction the later one has the larger number.
     let further = planning.clone().revised(u32::from(preallocated.is_some()))?;
     let by = preallocated.clone().unwrap_or_else(|| plan.clone());
-    let question = Question::Wake { planning: Box::new(further), plan: Box::new(by) };
-    let mut happenings = vec![predicted.happening()];
+    let request = SearchRequest::Wake { planning: Box::new(further), plan: Box::new(by) };
+    let mut events = vec![predicted.event()];
     let mut chain = WakePlanning {
         wake,
         predict_us: predicted.microseconds,
@@ -267,15 +271,15 @@ fn wake(
             seconds(preallocating)
         ),
     };
-    happenings.push(ClusterEvent::normal("Preallocated", note));
-    let mut planned = match planner.ask(Lane::Wake, &wake.to_string(), question) {
+    events.push(ClusterEvent::normal("Preallocated", note));
+    let mut planned = match planner.request(SearchKind::Wake, &wake.to_string(), request) {
         PlanProgress::Underway { .. } => match preallocated {
             Some(sized) => {
                 let (new, object) = plan_object(owner, sized)?;
                 let state = PlanState::Planned { hash: new, plan: Box::new(object.spec.clone()) };
-                Decision { new: Some(object), ..Decision::of(state) }
+                PlanDecision { new: Some(object), ..PlanDecision::of(state) }
             }
-            None => Decision::of(PlanState::Planned { hash, plan: Box::new(plan) }),
+            None => PlanDecision::of(PlanState::Planned { hash, plan: Box::new(plan) }),
         },
         PlanProgress::Done { outcome, elapsed } => {
             // If gateways wrote meanwhile, the wake is decided again, and its plan is there already.
@@ -286,11 +290,11 @@ fn wake(
             if let Some(of) = taken.chain {
                 chain = WakePlanning { plan_us: of.plan_us, partition_us: of.partition_us, ..chain };
             }
-            Decision { is_fruitless, ..taken }
+            PlanDecision { is_fruitless, ..taken }
         }
     };
-    let of_wake = happenings.into_iter().map(|happening| happening.of_wake(observed.now));
-    planned.happenings.splice(0..0, of_wake);
+    let of_wake = events.into_iter().map(|event| event.of_wake(observed.now));
+    planned.events.splice(0..0, of_wake);
     planned.chain = Some(chain);
     Ok(planned)
 }
@@ -301,23 +305,23 @@ fn taken(
     planning: &Planning,
     (hash, plan, better): (String, MoEPlanSpec, Option<MoEPlanSpec>),
     (wake, elapsed): (u64, Duration),
-) -> Result<Decision, serde_json::Error> {
-    let Inputs { owner, observed, around, .. } = inputs;
+) -> Result<PlanDecision, serde_json::Error> {
+    let Inputs { owner, observed, environment, .. } = inputs;
     let cause = better.as_ref().map(|_| MixOf::Waiting);
     let (state, new, replanned) = replaced(owner, (hash.clone(), plan, MixOf::Waiting), better)?;
-    let PlanState::Planned { hash: runs, plan } = &state else { return Ok(Decision::of(state)) };
+    let PlanState::Planned { hash: runs, plan } = &state else { return Ok(PlanDecision::of(state)) };
     let what = if new.is_some() { "replaces" } else { "stays" };
     let before = if new.is_some() { format!(" {hash}") } else { String::new() };
     let note =
         format!("Plan {runs} {what}{before} for wake {wake}, {} after it was asked for.", seconds(elapsed));
-    let mut happenings = vec![ClusterEvent::normal("Planned", note).of_wake(observed.now)];
+    let mut events = vec![ClusterEvent::normal("Planned", note).of_wake(observed.now)];
     let started = Instant::now();
-    let partition = partition(owner, around, planning, (runs, plan));
+    let partition = partition(owner, environment, planning, (runs, plan));
     let partitioning = started.elapsed();
-    happenings.extend(
+    events.extend(
         partition.map(|partition| ClusterEvent::normal("Partitioned", partition).of_wake(observed.now)),
     );
-    happenings.extend(replanned.map(|replanned| replanned.of_wake(observed.now)));
+    events.extend(replanned.map(|replanned| replanned.of_wake(observed.now)));
     let chain = WakePlanning {
         wake,
         // 0 stands for a plan that is not there yet.
@@ -325,18 +329,18 @@ fn taken(
         partition_us: microseconds(partitioning),
         ..WakePlanning::default()
     };
-    Ok(Decision { new, happenings, cause, chain: Some(chain), ..Decision::of(state) })
+    Ok(PlanDecision { new, events, cause, chain: Some(chain), ..PlanDecision::of(state) })
 }
 
 /// Describes how the expected work of `plan` is divided over its remote functions; none if nothing is remote, or nothing
 /// is known of requests.
 fn partition(
     owner: &MoEDeployment,
-    around: &OperatorEnvironment,
+    environment: &OperatorEnvironment,
     planning: &Planning,
     (hash, plan): (&str, &MoEPlanSpec),
 ) -> Option<String> {
-    let functions = revision(owner, hash, plan, around).ok()?.remote;
+    let functions = revision(owner, hash, plan, environment).ok()?.remote;
     let hosted: Vec<_> = functions.iter().filter_map(|function| function.hosted.as_ref()).collect();
     let mut layers: Vec<u32> = hosted.iter().flat_map(|hosted| hosted.sets()).map(|set| set.layer).collect();
     layers.sort_unstable();
@@ -365,7 +369,7 @@ struct Predicted {
 }
 
 impl Predicted {
-    fn happening(&self) -> ClusterEvent {
+    fn event(&self) -> ClusterEvent {
         let of = match self.of {
             MixOf::Waiting => "waiting",
             MixOf::Answered => "recent",

@@ -2,14 +2,14 @@
 
 use super::running;
 use crate::inputs::Inputs;
-use crate::inspection::Inspecting;
+use crate::inspection::InspectionState;
 use crate::manifests::{OperatorEnvironment, find_plan, inspector};
 use crate::observed::Observed;
 use crate::one_shot::OneShotState;
 use crate::planning::{Planning, PlanningError, check_hosted};
 use crate::planning_pool::{PlanProgress, WakePlan};
 use crate::resolve::Resolved;
-use crate::trouble::Trouble;
+use crate::status_issue::StatusIssue;
 use crate::usage::{due, heard, is_given_up, is_of_spec, next_revision, of_spec, revision_of};
 use kube::ResourceExt;
 use remoe_api::{DemandPhase, MixOf, MoEDeployment, MoEPlan, MoEPlanSpec, Mode, PlannedPrediction, Replan};
@@ -21,12 +21,12 @@ pub(crate) enum PlanState {
     /// The model is being inspected.
     Inspecting {
         /// Fault that delays the inspector.
-        trouble: Option<Trouble>,
+        issue: Option<StatusIssue>,
     },
     /// The first plan for the present spec is being made.
     Planning,
     /// There is no plan for the present spec.
-    Refused(Trouble),
+    Refused(StatusIssue),
     /// There is a plan for the present spec.
     Planned {
         /// Hash of the plan.
@@ -87,19 +87,19 @@ pub(crate) struct ReadyPlan {
 /// Returns the work that the plan for the present spec takes; `wake_plan` is the plan for the latest wake, as far as the
 /// pool has it.
 pub(super) fn task(inputs: Inputs<'_>, known: &Resolved, wake_plan: Option<&WakePlan>) -> Task {
-    let Inputs { owner, observed, around, .. } = inputs;
-    if let Some(trouble) = around.allowed.refusal(owner) {
-        return Task::Done(PlanState::Refused(trouble));
+    let Inputs { owner, observed, environment, .. } = inputs;
+    if let Some(issue) = environment.policy.refusal(owner) {
+        return Task::Done(PlanState::Refused(issue));
     }
-    if let Err(refusal) = around.sources.check_spec(&owner.spec.model) {
-        return Task::Done(PlanState::Refused(Trouble::new(refusal.reason(), refusal.to_string())));
+    if let Err(refusal) = environment.sources.check_spec(&owner.spec.model) {
+        return Task::Done(PlanState::Refused(StatusIssue::new(refusal.reason(), refusal.to_string())));
     }
     let (Some(facts), Some(hardware)) = (known.model.facts(), &known.hardware) else {
-        return Task::Done(uninspected(owner, known, around));
+        return Task::Done(uninspected(owner, known, environment));
     };
     let profile = match &hardware.profile {
         Ok(profile) => profile,
-        Err(trouble) => return Task::Done(PlanState::Refused(trouble.clone())),
+        Err(issue) => return Task::Done(PlanState::Refused(issue.clone())),
     };
     let planning = match Planning::new(&owner.name_any(), &owner.spec, facts, profile) {
         Ok(planning) => planning,
@@ -180,23 +180,23 @@ fn is_waking(observed: &Observed) -> bool {
 }
 
 /// Returns the state of planning while the model is not known.
-fn uninspected(owner: &MoEDeployment, known: &Resolved, around: &OperatorEnvironment) -> PlanState {
-    if let Some(trouble) = known.model.refused() {
-        return PlanState::Refused(trouble.clone());
+fn uninspected(owner: &MoEDeployment, known: &Resolved, environment: &OperatorEnvironment) -> PlanState {
+    if let Some(issue) = known.model.refused() {
+        return PlanState::Refused(issue.clone());
     }
-    match &known.model.inspecting {
-        Inspecting::Sent(OneShotState::Failed { trouble, .. }) => PlanState::Refused(trouble.clone()),
-        Inspecting::Sent(OneShotState::Waiting { trouble }) => {
-            PlanState::Inspecting { trouble: trouble.clone() }
+    match &known.model.inspection_state {
+        InspectionState::Sent(OneShotState::Failed { issue, .. }) => PlanState::Refused(issue.clone()),
+        InspectionState::Sent(OneShotState::Waiting { issue }) => {
+            PlanState::Inspecting { issue: issue.clone() }
         }
-        Inspecting::Sent(OneShotState::Start { incarnation, after }) => {
-            match inspector(owner, &known.model.subject, *incarnation, around) {
-                Ok(_) => PlanState::Inspecting { trouble: after.clone() },
-                Err(error) => PlanState::Refused(Trouble::new(error.reason(), error.to_string())),
+        InspectionState::Sent(OneShotState::Start { incarnation, after }) => {
+            match inspector(owner, &known.model.subject, *incarnation, environment) {
+                Ok(_) => PlanState::Inspecting { issue: after.clone() },
+                Err(error) => PlanState::Refused(StatusIssue::new(error.reason(), error.to_string())),
             }
         }
-        Inspecting::Known(_) | Inspecting::Sent(OneShotState::Done { .. }) => {
-            PlanState::Inspecting { trouble: None }
+        InspectionState::Known(_) | InspectionState::Sent(OneShotState::Done { .. }) => {
+            PlanState::Inspecting { issue: None }
         }
     }
 }
@@ -209,12 +209,12 @@ fn hash_of(owner: &MoEDeployment, plan: &MoEPlan) -> Option<String> {
 }
 
 /// Returns the fault of a spec without a plan.
-pub(super) fn refused(error: &PlanningError) -> Trouble {
+pub(super) fn refused(error: &PlanningError) -> StatusIssue {
     let reason = match error {
         PlanningError::Spec { .. } | PlanningError::Json(_) => "InvalidSpec",
         PlanningError::Profile(_) => "ProfileInvalid",
         PlanningError::Infeasible(_) => "Infeasible",
         PlanningError::Aborted(_) => "PlanningAborted",
     };
-    Trouble::new(reason, error.to_string())
+    StatusIssue::new(reason, error.to_string())
 }

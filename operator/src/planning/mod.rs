@@ -225,7 +225,7 @@ impl Planning {
     ///
     /// # Errors
     /// A value cannot be written as JSON.
-    pub(crate) fn question(&self, previous: Option<&MoEPlanSpec>) -> Result<String, serde_json::Error> {
+    pub(crate) fn request_id(&self, previous: Option<&MoEPlanSpec>) -> Result<String, serde_json::Error> {
         digest(&(&self.spec_inputs, previous))
     }
 

@@ -5,7 +5,7 @@ mod model;
 
 use super::inputs::Inputs;
 
-pub(crate) use hardware::{Hardware, Measuring};
+pub(crate) use hardware::{HardwareMeasurement, HardwareResolution};
 pub(crate) use model::ModelResolution;
 
 /// Output of the resolve stage.
@@ -14,7 +14,7 @@ pub(crate) struct Resolved {
     /// Checkpoint.
     pub model: ModelResolution,
     /// Hardware, once the checkpoint is known.
-    pub hardware: Option<Hardware>,
+    pub hardware: Option<HardwareResolution>,
 }
 
 /// Resolves model and hardware from what is stored about them.
@@ -24,6 +24,6 @@ pub(crate) struct Resolved {
 pub(crate) fn resolve(inputs: Inputs<'_>) -> Result<Resolved, serde_json::Error> {
     let (owner, records) = (inputs.owner, inputs.observed.records());
     let model = ModelResolution::of(owner, records)?;
-    let hardware = model.facts().map(|facts| Hardware::of(owner, facts, records)).transpose()?;
+    let hardware = model.facts().map(|facts| HardwareResolution::of(owner, facts, records)).transpose()?;
     Ok(Resolved { model, hardware })
 }

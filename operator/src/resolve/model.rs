@@ -1,11 +1,11 @@
 //! The facts of the checkpoint, or how far their inspection is.
 
 use crate::facts::{ModelFacts, subject_of};
-use crate::inspection::{Inspecting, inspecting, kept_facts};
+use crate::inspection::{InspectionState, inspection_state, kept_facts};
 use crate::manifests::inspector_place;
 use crate::one_shot::{OneShotState, UNREADABLE};
 use crate::records::Records;
-use crate::trouble::Trouble;
+use crate::status_issue::StatusIssue;
 use kube::ResourceExt;
 use remoe_api::MoEDeployment;
 
@@ -15,9 +15,9 @@ pub(crate) struct ModelResolution {
     /// Identity of what is to be inspected.
     pub subject: String,
     /// How the inspection stands.
-    pub inspecting: Inspecting,
+    pub inspection_state: InspectionState,
     /// Output of an inspector that is done.
-    printed: Option<Result<ModelFacts, Trouble>>,
+    printed: Option<Result<ModelFacts, StatusIssue>>,
 }
 
 impl ModelResolution {
@@ -26,30 +26,30 @@ impl ModelResolution {
         let place = inspector_place(&owner.name_any(), &subject);
         let uid = owner.uid().unwrap_or_default();
         let known = kept_facts(owner, records, &subject);
-        let inspecting = inspecting(known, records.pods, &uid, &place, records.now);
-        let printed = match &inspecting {
-            Inspecting::Sent(OneShotState::Done { pod }) => {
+        let inspection_state = inspection_state(known, records.pods, &uid, &place, records.now);
+        let printed = match &inspection_state {
+            InspectionState::Sent(OneShotState::Done { pod }) => {
                 records.details.logs.get(pod).map(|log| match log {
-                    Ok(log) => ModelFacts::from_log(log).map_err(Trouble::from),
-                    Err(message) => Err(Trouble::new(UNREADABLE, message.clone())),
+                    Ok(log) => ModelFacts::from_log(log).map_err(StatusIssue::from),
+                    Err(message) => Err(StatusIssue::new(UNREADABLE, message.clone())),
                 })
             }
-            Inspecting::Known(_) | Inspecting::Sent(_) => None,
+            InspectionState::Known(_) | InspectionState::Sent(_) => None,
         };
-        Ok(Self { subject, inspecting, printed })
+        Ok(Self { subject, inspection_state, printed })
     }
 
     /// The facts, where they are known.
     pub(crate) fn facts(&self) -> Option<&ModelFacts> {
-        match (&self.inspecting, &self.printed) {
-            (Inspecting::Known(facts), _) => Some(facts),
-            (Inspecting::Sent(_), Some(Ok(facts))) => Some(facts),
-            (Inspecting::Sent(_), _) => None,
+        match (&self.inspection_state, &self.printed) {
+            (InspectionState::Known(facts), _) => Some(facts),
+            (InspectionState::Sent(_), Some(Ok(facts))) => Some(facts),
+            (InspectionState::Sent(_), _) => None,
         }
     }
 
     /// Returns the fault of what the inspector printed.
-    pub(crate) fn refused(&self) -> Option<&Trouble> {
+    pub(crate) fn refused(&self) -> Option<&StatusIssue> {
         self.printed.as_ref()?.as_ref().err()
     }
 }

@@ -6,6 +6,7 @@
 //! one object, [`MoEDemand`], which is written as it was read or not at all: a request that comes meanwhile is seen.
 
 use super::groups::Groups;
+use crate::billed_pods::billed_pods;
 use crate::conditions::sentence;
 use crate::events::ClusterEvent;
 use crate::identity::identity_of;
@@ -13,13 +14,12 @@ use crate::inputs::Inputs;
 use crate::manifests::{room, served_name};
 use crate::names::Component;
 use crate::ownership::{is_owned_by, owned_meta};
-use crate::paid::paid;
 use crate::plan::PlanStage;
 use crate::planning::served;
 use crate::pods::PodView;
 use crate::ports::HTTP_PORT;
 use crate::resolve::Resolved;
-use crate::trouble::Trouble;
+use crate::status_issue::StatusIssue;
 use crate::usage;
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::MicroTime;
@@ -42,7 +42,7 @@ const LATER: Duration = Duration::from_secs(15);
 
 /// Decision on whether functions are to run.
 #[derive(Debug, Clone, PartialEq)]
-pub(crate) struct Demanded {
+pub(crate) struct DemandDecision {
     /// Where the deployment is from now on.
     pub phase: ScalingPhase,
     /// Start of the phase; absent if the deployment cannot be scaled to zero.
@@ -54,9 +54,9 @@ pub(crate) struct Demanded {
     /// Demand object without the entries of dead gateways; absent if all live.
     pub without_dead: Option<MoEDemand>,
     /// Trouble that keeps the deployment from scaling to zero.
-    pub trouble: Option<Trouble>,
+    pub issue: Option<StatusIssue>,
     /// Events that are published once the object is written.
-    pub happenings: Vec<ClusterEvent>,
+    pub events: Vec<ClusterEvent>,
     /// How the latest wake went, where a gateway says so.
     pub timeline: Option<WakeTimeline>,
     /// How it was planned, where it was.
@@ -64,7 +64,7 @@ pub(crate) struct Demanded {
     /// Change of the phase that is counted then: not the first start, which no request caused.
     pub change: Option<PhaseChange>,
     /// When to look again at the latest.
-    pub look_again: Option<Duration>,
+    pub requeue_after: Option<Duration>,
 }
 
 /// From one phase to another.
@@ -78,7 +78,7 @@ pub(crate) struct PhaseChange {
     pub lasted: Duration,
 }
 
-impl Demanded {
+impl DemandDecision {
     /// Returns the decision for a deployment whose functions run as long as it exists.
     pub(crate) fn always() -> Self {
         Self {
@@ -87,12 +87,12 @@ impl Demanded {
             wakes: 0,
             object: None,
             without_dead: None,
-            trouble: None,
-            happenings: Vec::new(),
+            issue: None,
+            events: Vec::new(),
             timeline: None,
             planning: None,
             change: None,
-            look_again: None,
+            requeue_after: None,
         }
     }
 
@@ -110,16 +110,16 @@ pub(super) fn demanded(
     planned: &PlanStage,
     groups: &Groups,
     pods: &[PodView],
-) -> Demanded {
-    let Inputs { owner, observed, around, .. } = inputs;
+) -> DemandDecision {
+    let Inputs { owner, observed, environment, .. } = inputs;
     let window = owner.spec.idle_window();
-    if around.gateway.is_none() {
+    if environment.gateway.is_none() {
         let message = "cannot scale to zero (spec.scaling.min is 0): the operator runs without gateways, which \
                        wake functions; set gateway.enabled in its chart, or spec.scaling.min to 1; until then \
                        functions keep running";
-        return Demanded {
-            trouble: window.map(|_| Trouble::new("NoGateway", message)),
-            ..Demanded::always()
+        return DemandDecision {
+            issue: window.map(|_| StatusIssue::new("NoGateway", message)),
+            ..DemandDecision::always()
         };
     }
     let uid = owner.metadata.uid.clone().unwrap_or_default();
@@ -169,7 +169,7 @@ pub(super) fn demanded(
     let timeline = timelines.max_by_key(WakeTimeline::total_us);
     let planning = planned.chain.or_else(|| before?.planning).filter(|planning| planning.wake == wakes);
     // Published with the write that says so: once, also if the leader changes.
-    let untold = timeline.filter(|wake| before.is_some_and(|before| before.wake_told < wake.wake));
+    let unreported_action = timeline.filter(|wake| before.is_some_and(|before| before.wake_told < wake.wake));
     let spec = MoEDemandSpec {
         served_name: served_name(owner),
         context_length: known.model.facts().map_or(0, |facts| {
@@ -179,16 +179,20 @@ pub(super) fn demanded(
         turn: turn.saturating_add(u64::from(changes)),
         since: MicroTime(if changes { now } else { since }),
         wakes: wakes.saturating_add(u64::from(phase == ScalingPhase::Asleep && next == ScalingPhase::Waking)),
-        wake_told: untold.map_or(before.map_or(0, |before| before.wake_told), |wake| wake.wake),
+        wake_told: unreported_action.map_or(before.map_or(0, |before| before.wake_told), |wake| wake.wake),
         planning: planned.chain.or_else(|| before?.planning),
         sleeps: window.is_some(),
         follows_load: owner.spec.follows_load(),
         mains: if next == ScalingPhase::Asleep { Vec::new() } else { mains(owner, planned, pods) },
         groups: if next == ScalingPhase::Asleep { Vec::new() } else { groups.groups.clone() },
-        functions: paid(owner, &observed.pods, matches!(next, ScalingPhase::Active | ScalingPhase::Waking)),
+        functions: billed_pods(
+            owner,
+            &observed.pods,
+            matches!(next, ScalingPhase::Active | ScalingPhase::Waking),
+        ),
         prediction: order(owner, known, planned),
     };
-    let look_again = match next {
+    let requeue_after = match next {
         ScalingPhase::Draining => Some(SOON),
         ScalingPhase::Active | ScalingPhase::Waking if waiting + in_flight > 0 => Some(LATER),
         ScalingPhase::Active => {
@@ -197,13 +201,13 @@ pub(super) fn demanded(
         ScalingPhase::Waking => Some(LATER),
         ScalingPhase::Asleep => None,
     };
-    Demanded {
+    DemandDecision {
         phase: next,
         since: Some(spec.since.0),
         wakes: spec.wakes,
-        happenings: happening((phase, next), elapsed(since, now), (waiting, window), wakes)
+        events: event((phase, next), elapsed(since, now), (waiting, window), wakes)
             .into_iter()
-            .chain(untold.map(|wake| told(&wake, planning.as_ref(), now)))
+            .chain(unreported_action.map(|wake| told(&wake, planning.as_ref(), now)))
             .collect(),
         timeline,
         planning,
@@ -214,8 +218,8 @@ pub(super) fn demanded(
         }),
         object: Some(object(owner, spec)),
         without_dead: live.filter(|_| !dead.is_empty()).map(|live| without(live, &dead)),
-        trouble: None,
-        look_again: look_again.filter(|_| window.is_some()),
+        issue: None,
+        requeue_after: requeue_after.filter(|_| window.is_some()),
     }
 }
 
@@ -262,7 +266,7 @@ fn without(live: &MoEDemand, dead: &[&GatewayDemand]) -> MoEDemand {
 }
 
 /// Returns the event of a change of the phase, if it has one.
-fn happening(
+fn event(
     (from, to): (ScalingPhase, ScalingPhase),
     lasted: Duration,
     (waiting, window): (usize, Option<Duration>),

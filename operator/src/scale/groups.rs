@@ -9,7 +9,7 @@
 use crate::epoch::{since_1970, timestamp};
 use crate::events::ClusterEvent;
 use crate::inputs::Inputs;
-use crate::mains::WatchedFunctions;
+use crate::main_client::WatchedFunctions;
 use crate::manifests::{Function, TargetPlan};
 use crate::names::tier;
 use crate::observed::Observed;
@@ -42,7 +42,7 @@ pub(crate) struct Groups {
     /// Changes, for events once they are written.
     pub changes: Vec<GroupChange>,
     /// When to look again at the latest.
-    pub look_again: Option<Duration>,
+    pub requeue_after: Option<Duration>,
 }
 
 /// A remote function that falls asleep or wakes.
@@ -76,7 +76,7 @@ impl Groups {
 
 impl GroupChange {
     /// Returns the event of the change.
-    pub(crate) fn happening(&self) -> ClusterEvent {
+    pub(crate) fn event(&self) -> ClusterEvent {
         let function = tier(&self.function);
         match self.to {
             GroupTransition::Sleeps => ClusterEvent::normal(
@@ -131,7 +131,7 @@ pub(super) fn by_use(
         if group.awake {
             let used = group.asked.map_or(group.since, |asked| asked.max(group.since));
             let ends = (used + group.patience(window)).saturating_sub(since_1970(observed.now)) + AFTER;
-            groups.look_again = Some(groups.look_again.map_or(ends, |known| known.min(ends)));
+            groups.requeue_after = Some(groups.requeue_after.map_or(ends, |known| known.min(ends)));
         } else {
             watched.asleep.insert(function.name.clone());
         }
@@ -177,7 +177,8 @@ impl GroupInput<'_> {
             (_, None) => return (SleepingGroup::new(true, now), None),
             (_, Some(known)) => known,
         };
-        let used = self.observed.heard.values().filter_map(|heard| heard.used.get(&function.name)).max();
+        let used =
+            self.observed.heard.values().filter_map(|heard| heard.recently_used.get(&function.name)).max();
         let since = since_1970(known.since.0);
         let used = used.map(|used| since_1970(*used)).filter(|used| *used > since);
         let before = SleepingGroup {

@@ -27,7 +27,7 @@ pub(crate) struct ReplicaChange {
 
 impl ReplicaChange {
     /// Returns the event of the change.
-    pub(crate) fn happening(&self) -> ClusterEvent {
+    pub(crate) fn event(&self) -> ClusterEvent {
         let Self { from, to, .. } = self;
         let function = match self.component {
             Component::Main => "the main function".to_owned(),
@@ -51,7 +51,7 @@ pub(super) struct LoadScale {
 
 /// Returns how many functions the load asks for, whose functions by the plan are `target` and whose pods are `pods`.
 pub(super) fn by_load(inputs: Inputs<'_>, pods: &[PodView], target: Option<&TargetPlan>) -> LoadScale {
-    let Inputs { owner, observed, remembered, .. } = inputs;
+    let Inputs { owner, observed, soft_state, .. } = inputs;
     let spec = &owner.spec;
     // Without gateways no load is reported.
     if !spec.follows_load() || observed.demand.is_none() {
@@ -60,7 +60,7 @@ pub(super) fn by_load(inputs: Inputs<'_>, pods: &[PodView], target: Option<&Targ
     let window = spec.scaling.window.into();
     let now = since_1970(observed.now);
     let pods: Vec<&PodView> = pods.iter().filter(|pod| pod.owned && pod.ends_by.is_none()).collect();
-    let mut history = remembered.load.clone();
+    let mut history = soft_state.load.clone();
     listen(observed, &mut history, &pods, window, now);
     let Some(target) = target else { return LoadScale { history, ..LoadScale::default() } };
     let policy = Policy { target: f64::from(spec.scaling.target_percent) / 100.0, window };
@@ -128,7 +128,7 @@ fn change(history: &mut History, function: &Function, present: u32, wanted: u32)
 
 /// Returns when to look again at the latest, as functions may be too many by then without a report; `is_more` says that
 /// replicas run because of load.
-pub(super) fn look_again(inputs: Inputs<'_>, is_more: bool) -> Option<Duration> {
+pub(super) fn requeue_after(inputs: Inputs<'_>, is_more: bool) -> Option<Duration> {
     let scaling = &inputs.owner.spec;
     let window: Duration = scaling.scaling.window.into();
     (scaling.follows_load() && (is_more || is_busy(inputs.observed))).then(|| window / 4)

@@ -7,13 +7,13 @@ mod demand;
 mod groups;
 mod load;
 
-pub(crate) use demand::{Demanded, PhaseChange, scaled_to_zero, timeline};
+pub(crate) use demand::{DemandDecision, PhaseChange, scaled_to_zero, timeline};
 pub(crate) use groups::{GroupChange, GroupTransition, Groups};
 pub(crate) use load::ReplicaChange;
 
 use self::demand::demanded;
 use self::groups::by_use;
-use self::load::{by_load, look_again};
+use self::load::{by_load, requeue_after};
 use super::altered;
 use super::inputs::Inputs;
 use super::manifests::{Count, Function, TargetPlan};
@@ -36,11 +36,11 @@ pub(crate) struct Scaled {
     /// Remote functions that sleep while main functions run.
     pub groups: Groups,
     /// Phase of the deployment, and the object that tells gateways.
-    pub demanded: Demanded,
+    pub demanded: DemandDecision,
     /// Pods of functions; those that do not run what was written are faulty.
     pub pods: Vec<PodView>,
     /// When to look again at the latest because of load.
-    pub look_again: Option<Duration>,
+    pub requeue_after: Option<Duration>,
 }
 
 /// Decides how many replicas of the functions of the plan are to run.
@@ -62,7 +62,7 @@ pub(crate) fn scale(inputs: Inputs<'_>, resolved: &Resolved, planned: &PlanStage
     let is_more = counts.values().any(|count| count.extra > 0);
     Scaled {
         demanded: demanded(inputs, resolved, planned, &groups, &pods),
-        look_again: look_again(inputs, is_more),
+        requeue_after: requeue_after(inputs, is_more),
         counts,
         load: load.history,
         changes: load.changes,
@@ -73,9 +73,9 @@ pub(crate) fn scale(inputs: Inputs<'_>, resolved: &Resolved, planned: &PlanStage
 
 /// Returns `pods` with those marked as faulty that do not run what was written.
 fn checked(inputs: Inputs<'_>, mut pods: Vec<PodView>, target: Option<&TargetPlan>) -> Vec<PodView> {
-    let Inputs { owner, observed, around, .. } = inputs;
+    let Inputs { owner, observed, environment, .. } = inputs;
     if let Some(target) = target {
-        altered::mark(&mut pods, &observed.pods, owner, &target.revision, &around.comparison);
+        altered::mark(&mut pods, &observed.pods, owner, &target.revision, &environment.comparison);
     }
     pods
 }

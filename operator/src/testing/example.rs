@@ -1,7 +1,7 @@
 //! A small model, deployments of it and their plans.
 
 use crate::SignerName;
-use crate::allowed::Allowed;
+use crate::deployment_policy::DeploymentPolicy;
 use crate::exposure::GatewayService;
 use crate::facts::ModelFacts;
 use crate::manifests::{OperatorEnvironment, PodExtras, Revision, plan_hash, revision};
@@ -22,7 +22,7 @@ pub fn gateway_service(name: &str) -> GatewayService {
     GatewayService { name: name.to_owned(), ..GatewayService::default() }
 }
 
-pub fn around() -> OperatorEnvironment {
+pub fn environment() -> OperatorEnvironment {
     OperatorEnvironment {
         main_image: "main:1".to_owned(),
         main_cuda_image: "cuda:1".to_owned(),
@@ -35,10 +35,10 @@ pub fn around() -> OperatorEnvironment {
         release: "remoe".to_owned(),
         signer: SignerName::Operator,
         gateway: None,
-        strange_gateways: false,
-        collector: None,
+        uncertified_gateways: false,
+        trace_collector: None,
         comparison: Comparison::default(),
-        allowed: Allowed {
+        policy: DeploymentPolicy {
             prices: None,
             priority_classes: "*".parse().unwrap(),
             runtime_classes: "*".parse().unwrap(),
@@ -157,5 +157,5 @@ pub fn plan_of_groups(owner: &MoEDeployment, groups: u32) -> MoEPlanSpec {
 
 /// The functions of a plan.
 pub fn built(owner: &MoEDeployment, plan: &MoEPlanSpec) -> Revision {
-    revision(owner, &plan_hash(plan).unwrap(), plan, &around()).unwrap()
+    revision(owner, &plan_hash(plan).unwrap(), plan, &environment()).unwrap()
 }

@@ -1,11 +1,11 @@
 //! The fuzz target `tenant`: everything that a tenant can write, written so that the operator does harm.
 //!
-//! Input: two bytes for each choice of [`super::spoiled`], with texts between them; the first choice is the deployment, the last one
+//! Input: two bytes for each choice of [`super::corrupted`], with texts between them; the first choice is the deployment, the last one
 //! the pod that its neighbour has lost.
 
-use super::spoiled::{AT_ONCE, SeededChoices, as_read, check, is_healed, tenants};
+use super::corrupted::{AT_ONCE, SeededChoices, as_read, check, is_healed, tenants};
 use super::world::World;
-use crate::fleet::OtherFunctions;
+use crate::fleet::OtherDeployments;
 use serde_json::json;
 use std::sync::LazyLock;
 
@@ -29,9 +29,9 @@ pub fn run(data: &[u8]) {
     as_read(&mut world);
     let (_, steps, stated) = world.look_and_state();
     check(&world, &steps, &stated);
-    let others = OtherFunctions::of("theirs", [("spoiled", world.silence)]);
-    let lost = dice.below(neighbour.there.pods.len());
-    is_healed(neighbour, lost, &world.there.pods, others);
+    let others = OtherDeployments::of("theirs", [("spoiled", world.function_counts)]);
+    let lost = dice.below(neighbour.observed.pods.len());
+    is_healed(neighbour, lost, &world.observed.pods, others);
 }
 
 /// Makes what every input begins from, so that no input pays for it.

@@ -1,23 +1,23 @@
 //! A cluster in memory for the whole line, from what is observed to what is written: nodes that do what they
 //! should, an inspector, a profiler and main functions that answer.
 
-use crate::conversations::MainObservation;
 use crate::decide::{Decided, decide};
 use crate::diff::Diff;
 use crate::facts::ModelFacts;
-use crate::fleet::SilentFunctions;
+use crate::fleet::FunctionCounts;
 use crate::inputs::Inputs;
+use crate::main_pollers::MainObservation;
 use crate::manifests::OperatorEnvironment;
-use crate::memory::{Learned, Remembered};
-use crate::missing_inputs::{MissingInput, lacking};
+use crate::missing_inputs::{MissingInput, missing_input};
 use crate::names::{COMPONENT, Component, label};
 use crate::observed::Observed;
-use crate::plan::{PlanStage, Planner, Question};
-use crate::planning_pool::{Lane, PlanProgress, WakePlan};
+use crate::plan::{PlanStage, Planner, SearchRequest};
+use crate::planning_pool::{PlanProgress, SearchKind, WakePlan};
 use crate::routing::RoutingTable;
 use crate::scale::Groups;
+use crate::soft_state::{SoftStateUpdate, SoftStateView};
 use crate::status::{Findings, status};
-use crate::testing::example::{around, deployment, facts, gateway_service};
+use crate::testing::example::{deployment, environment, facts, gateway_service};
 use crate::testing::solutions;
 use crate::write::{DesiredObject, Write};
 use jiff::{SignedDuration, Timestamp};
@@ -38,8 +38,8 @@ const ENOUGH: usize = 60;
 #[derive(Clone)]
 pub struct World {
     pub owner: MoEDeployment,
-    pub there: Observed,
-    pub around: OperatorEnvironment,
+    pub observed: Observed,
+    pub environment: OperatorEnvironment,
     /// Facts that an inspector finds.
     pub facts: ModelFacts,
     /// Output of inspectors and profilers instead, where another program poses as them.
@@ -47,9 +47,9 @@ pub struct World {
     /// Prefix of the addresses of pods.
     pub network: &'static str,
     /// Soft state of the operator.
-    pub remembered: Remembered,
+    pub soft_state: SoftStateView,
     /// Functions that are not ready, as the last look counted them.
-    pub silence: SilentFunctions,
+    pub function_counts: FunctionCounts,
     /// Remote functions that sleep, as the last look decided.
     pub groups: Groups,
     /// Makes plans.
@@ -73,7 +73,7 @@ pub struct Immediate {
 }
 
 impl Immediate {
-    /// The plan for the wake is there.
+    /// The plan for the wake is observed.
     pub fn arrive(&mut self) {
         let (wake, outcome) = self.asked.take().unwrap();
         let elapsed = self.slow.unwrap_or_default();
@@ -91,17 +91,17 @@ impl Immediate {
 }
 
 impl Planner for Immediate {
-    fn ask(&mut self, lane: Lane, id: &str, question: Question) -> PlanProgress {
-        if let Question::Improve { planning, plan } = &question {
+    fn request(&mut self, kind: SearchKind, id: &str, question: SearchRequest) -> PlanProgress {
+        if let SearchRequest::Improve { planning, plan } = &question {
             self.changes.extend(planning.change(plan));
         }
         let outcome = match question {
-            Question::Solve { planning, previous } => {
+            SearchRequest::Solve { planning, previous } => {
                 solutions::solve(&planning, previous.as_deref()).map(|plan| Some(Box::new(plan)))
             }
-            question => question.answer(Budget::UNLIMITED),
+            question => question.carry_out(Budget::UNLIMITED),
         };
-        if lane == Lane::Full {
+        if kind == SearchKind::Full {
             return PlanProgress::Done { outcome, elapsed: Duration::ZERO };
         }
         let wake = id.parse().unwrap();
@@ -123,7 +123,7 @@ impl Planner for Immediate {
         self.wake.clone()
     }
 
-    fn forget(&mut self, _lane: Lane) {}
+    fn forget(&mut self, _lane: SearchKind) {}
 }
 
 /// Failure of a write on a bad day of the API server.
@@ -137,16 +137,16 @@ pub enum WriteFault {
 
 impl World {
     pub fn new(spec: Value) -> Self {
-        let there = Observed { now: "2026-01-01T00:00:00Z".parse().unwrap(), ..Observed::default() };
+        let observed = Observed { now: "2026-01-01T00:00:00Z".parse().unwrap(), ..Observed::default() };
         Self {
             owner: deployment(spec),
-            there,
-            around: around(),
+            observed,
+            environment: environment(),
             facts: facts(),
             printed: None,
             network: "10.0.0.",
-            remembered: Remembered { has_turn: true, ..Remembered::default() },
-            silence: SilentFunctions::default(),
+            soft_state: SoftStateView { has_rollout_turn: true, ..SoftStateView::default() },
+            function_counts: FunctionCounts::default(),
             groups: Groups::default(),
             planner: Immediate::default(),
             stale: None,
@@ -158,21 +158,21 @@ impl World {
     /// One whose operator has gateways.
     pub fn with_gateways(spec: Value, gateways: &[&str]) -> Self {
         let mut world = Self::new(spec);
-        world.around.gateway = Some(gateway_service("gateway"));
-        world.there.gateways = gateways.iter().map(|uid| (*uid).to_owned()).collect();
-        world.there.since = world.there.now;
+        world.environment.gateway = Some(gateway_service("gateway"));
+        world.observed.gateways = gateways.iter().map(|uid| (*uid).to_owned()).collect();
+        world.observed.since = world.observed.now;
         world
     }
 
     /// Returns the object by which gateways and the operator inform each other.
     pub fn demand(&self) -> &MoEDemand {
-        self.there.demand.as_ref().unwrap()
+        self.observed.demand.as_ref().unwrap()
     }
 
     /// The gateway of this entry writes it.
     pub fn say(&mut self, entry: GatewayDemand) {
         self.uids += 1;
-        let demand = self.there.demand.as_mut().unwrap();
+        let demand = self.observed.demand.as_mut().unwrap();
         demand.metadata.resource_version = Some(self.uids.to_string());
         let gateways = &mut demand.status.get_or_insert_default().gateways;
         gateways.retain(|known| known.uid != entry.uid);
@@ -188,20 +188,20 @@ impl World {
     /// Returns the decisions of one reconcile, and the status that it states.
     pub fn look_and_state(&mut self) -> (PlanStage, Diff, MoEDeploymentStatus) {
         self.stale_seen |= self.stale.is_some();
-        let owner = &self.around.allowed.priced(&self.owner).into_owned();
-        let mut observed = self.stale.take().unwrap_or_else(|| self.there.clone());
+        let owner = &self.environment.policy.priced(&self.owner).into_owned();
+        let mut observed = self.stale.take().unwrap_or_else(|| self.observed.clone());
         observed.details.profiles.clear();
         observed.details.maps.clear();
         observed.details.logs.clear();
-        while let Some(read) = lacking(owner, observed.records()).unwrap() {
+        while let Some(read) = missing_input(owner, observed.records()).unwrap() {
             match read {
                 MissingInput::Log(pod) => observed.details.logs.insert(pod.clone(), self.log(&pod)).map(drop),
                 MissingInput::Profile(name) => {
-                    let record = self.there.details.profiles.get(&name).cloned().flatten();
+                    let record = self.observed.details.profiles.get(&name).cloned().flatten();
                     observed.details.profiles.insert(name, record).map(drop)
                 }
                 MissingInput::Map(name) => {
-                    let map = self.there.details.maps.get(&name).cloned().flatten();
+                    let map = self.observed.details.maps.get(&name).cloned().flatten();
                     observed.details.maps.insert(name, map).map(drop)
                 }
             };
@@ -209,17 +209,17 @@ impl World {
         let inputs = Inputs {
             owner,
             repriced: owner.spec.pricing != self.owner.spec.pricing,
-            around: &self.around,
+            environment: &self.environment,
             observed: &observed,
-            remembered: &self.remembered,
+            soft_state: &self.soft_state,
             certified: true,
         };
         let decided = decide(inputs, &mut self.planner).unwrap();
         let stated = status(&Findings::of(inputs, &decided, Vec::new()));
-        let Learned { load, cooldown, silence, .. } = decided.learned();
+        let SoftStateUpdate { load, cooldown, function_counts, .. } = decided.soft_state_update();
         let Decided { planned, scaled, manifests, diff, .. } = decided;
-        self.remembered = Remembered { load, cooldown, ..self.remembered.clone() };
-        (self.silence, self.groups) = (silence, scaled.groups);
+        self.soft_state = SoftStateView { load, cooldown, ..self.soft_state.clone() };
+        (self.function_counts, self.groups) = (function_counts, scaled.groups);
         // Its functions as they are scaled.
         (PlanStage { target: manifests.target, ..planned }, diff, stated)
     }
@@ -229,7 +229,7 @@ impl World {
         if let Some(printed) = &self.printed {
             return Ok(printed.clone());
         }
-        let found = self.there.pods.iter().find(|known| known.name_any() == pod);
+        let found = self.observed.pods.iter().find(|known| known.name_any() == pod);
         let pod = found.ok_or_else(|| format!("pod {pod} is gone"))?;
         Ok(if label(&pod.metadata, COMPONENT) == Component::Inspector.name() {
             serde_json::to_string(&self.facts).unwrap()
@@ -260,10 +260,10 @@ impl World {
             count += 1;
         }
         if count == steps.writes.len() {
-            for partner in &steps.partners {
-                let heard = self.there.heard.entry(partner.uid.clone()).or_default();
+            for polled_main in &steps.polled_mains {
+                let heard = self.observed.heard.entry(polled_main.uid.clone()).or_default();
                 heard.in_force.get_or_insert(0);
-                let newer = partner.order.as_ref().filter(|order| heard.in_force < Some(order.number));
+                let newer = polled_main.order.as_ref().filter(|order| heard.in_force < Some(order.number));
                 if let Some(order) = newer {
                     let placement = placement_digest(order.routing.as_ref().unwrap());
                     *heard = MainObservation {
@@ -281,58 +281,59 @@ impl World {
     fn store(&mut self, write: &Write) -> bool {
         self.uids += 1;
         let uid = format!("object-{}", self.uids);
-        let now = self.there.now;
-        let there = &mut self.there;
+        let now = self.observed.now;
+        let observed = &mut self.observed;
         match write {
-            Write::Service(keep) => put(&mut there.services, keep, uid),
-            Write::Policy(keep) => put(&mut there.network_policies, keep, uid),
-            Write::Budget(keep) => put(&mut there.budgets, keep, uid),
-            Write::Facts(keep) => there.model = Some(keep.wanted.as_ref().clone()),
+            Write::Service(keep) => put(&mut observed.services, keep, uid),
+            Write::Policy(keep) => put(&mut observed.network_policies, keep, uid),
+            Write::Budget(keep) => put(&mut observed.budgets, keep, uid),
+            Write::Facts(keep) => observed.model = Some(keep.wanted.as_ref().clone()),
             Write::Routing(DesiredObject { wanted, live }) => {
                 let version = |record: &MoERecord| record.metadata.resource_version.clone();
-                if there.routing.as_ref().map(version) != live.as_deref().map(version) {
+                if observed.routing.as_ref().map(version) != live.as_deref().map(version) {
                     return false;
                 }
                 let mut record = wanted.as_ref().clone();
                 record.metadata.resource_version = Some(uid);
-                there.routing = Some(record);
+                observed.routing = Some(record);
             }
             Write::Demand(DesiredObject { wanted, live }) => {
                 let version = |demand: &MoEDemand| demand.metadata.resource_version.clone();
-                if there.demand.as_ref().map(version) != live.as_deref().map(version) {
+                if observed.demand.as_ref().map(version) != live.as_deref().map(version) {
                     return false;
                 }
                 let mut demand = wanted.as_ref().clone();
                 demand.metadata.resource_version = Some(uid.clone());
                 demand.metadata.uid = Some(uid);
-                demand.status = there.demand.take().and_then(|before| before.status);
-                there.demand = Some(demand);
+                demand.status = observed.demand.take().and_then(|before| before.status);
+                observed.demand = Some(demand);
             }
             Write::ForgetGateways(left) => {
-                if left.metadata.resource_version != there.demand.as_ref().unwrap().metadata.resource_version
+                if left.metadata.resource_version
+                    != observed.demand.as_ref().unwrap().metadata.resource_version
                 {
                     return false;
                 }
                 let mut demand = left.as_ref().clone();
                 demand.metadata.resource_version = Some(uid);
-                there.demand = Some(demand);
+                observed.demand = Some(demand);
             }
             // Named by its content: it is this one.
-            Write::Plan(plan) if there.plans.iter().any(|known| known.name_any() == plan.name_any()) => {}
+            Write::Plan(plan) if observed.plans.iter().any(|known| known.name_any() == plan.name_any()) => {}
             Write::Plan(plan) => {
                 let mut plan = plan.as_ref().clone();
                 plan.metadata.creation_timestamp =
                     Some(k8s_openapi::apimachinery::pkg::apis::meta::v1::Time(now));
-                there.plans.push(plan);
+                observed.plans.push(plan);
             }
             Write::Profile(record) | Write::Share(record) => {
-                there.details.profiles.insert(record.name_any(), Some(record.as_ref().clone()));
+                observed.details.profiles.insert(record.name_any(), Some(record.as_ref().clone()));
             }
             Write::Create(creation) => {
                 let mut pod = creation.pod.as_ref().clone();
-                let taken = there.pods.iter_mut().find(|known| known.name_any() == pod.name_any());
+                let taken = observed.pods.iter_mut().find(|known| known.name_any() == pod.name_any());
                 if let Some(taken) = taken {
-                    // Only who sees old lists makes what is there. It gets the labels back by which it is found.
+                    // Only who sees old lists makes what is observed. It gets the labels back by which it is found.
                     assert!(self.stale_seen, "a name is taken");
                     taken.metadata.labels.clone_from(&pod.metadata.labels);
                     return true;
@@ -340,29 +341,31 @@ impl World {
                 pod.metadata.uid = Some(uid);
                 pod.metadata.creation_timestamp =
                     Some(k8s_openapi::apimachinery::pkg::apis::meta::v1::Time(now));
-                there.pods.push(pod);
+                observed.pods.push(pod);
             }
             Write::Relabel { live, wanted } => {
-                let Some(pod) = there.pods.iter_mut().find(|pod| pod.uid() == live.uid()) else {
+                let Some(pod) = observed.pods.iter_mut().find(|pod| pod.uid() == live.uid()) else {
                     return false;
                 };
                 pod.metadata.labels.clone_from(&wanted.metadata.labels);
             }
-            Write::Delete(deletion) => there.pods.retain(|pod| pod.uid().as_ref() != Some(&deletion.uid)),
-            Write::DeleteBudget(_, uid) => there.budgets.retain(|budget| budget.uid().as_ref() != Some(uid)),
-            Write::DeletePlan(name, _) => there.plans.retain(|plan| plan.name_any() != *name),
+            Write::Delete(deletion) => observed.pods.retain(|pod| pod.uid().as_ref() != Some(&deletion.uid)),
+            Write::DeleteBudget(_, uid) => {
+                observed.budgets.retain(|budget| budget.uid().as_ref() != Some(uid))
+            }
+            Write::DeletePlan(name, _) => observed.plans.retain(|plan| plan.name_any() != *name),
         }
         true
     }
 
     /// Lets nodes work for one second.
     pub fn run(&mut self) {
-        self.there.now = self.there.now.checked_add(SignedDuration::from_secs(1)).unwrap();
-        let now = self.there.now;
-        for (index, pod) in self.there.pods.iter_mut().enumerate() {
+        self.observed.now = self.observed.now.checked_add(SignedDuration::from_secs(1)).unwrap();
+        let now = self.observed.now;
+        for (index, pod) in self.observed.pods.iter_mut().enumerate() {
             let component = label(&pod.metadata, COMPONENT).to_owned();
             let is_main = component == Component::Main.name();
-            let in_force = pod.uid().and_then(|uid| self.there.heard.get(&uid)?.in_force);
+            let in_force = pod.uid().and_then(|uid| self.observed.heard.get(&uid)?.in_force);
             if is_main || component == Component::RemoteExpert.name() {
                 serve(pod, format!("{}{}", self.network, index + 1), !is_main || in_force > Some(0), now);
             } else {
@@ -385,23 +388,23 @@ impl World {
         let (planned, steps) = self.look();
         panic!(
             "not settled: {:?} {:?} {:?}, {:#?}",
-            planned.state, steps.troubles, self.there.demand, steps.writes
+            planned.state, steps.issues, self.observed.demand, steps.writes
         );
     }
 
     /// Everything that was recorded is as the release before records kept it: in ConfigMaps.
     pub fn keep_in_config_maps(&mut self) {
-        let facts = self.there.model.take().unwrap();
-        let routing = self.there.routing.take().unwrap();
+        let facts = self.observed.model.take().unwrap();
+        let routing = self.observed.routing.take().unwrap();
         let running = RoutingTable::from_record(&routing);
         let (_, running) = running.entries.into_iter().max_by_key(|(_, entry)| entry.number).unwrap();
         let mut keep = |mut metadata: ObjectMeta, data: BTreeMap<String, String>| {
             metadata.resource_version = None;
             let name = metadata.name.clone().unwrap();
             let map = ConfigMap { metadata, data: Some(data), ..ConfigMap::default() };
-            self.there.details.maps.insert(name, Some(map));
+            self.observed.details.maps.insert(name, Some(map));
         };
-        for profile in std::mem::take(&mut self.there.details.profiles).into_values().flatten() {
+        for profile in std::mem::take(&mut self.observed.details.profiles).into_values().flatten() {
             keep(profile.metadata, [("profile.json".to_owned(), profile.spec.json.unwrap())].into());
         }
         let mut metadata = facts.metadata;
@@ -434,20 +437,25 @@ impl World {
             };
             list.iter().map(named).collect()
         }
-        let there = &self.there;
-        let records: Vec<MoERecord> = there
+        let observed = &self.observed;
+        let records: Vec<MoERecord> = observed
             .details
             .profiles
             .values()
-            .chain([&there.model, &there.routing])
+            .chain([&observed.model, &observed.routing])
             .flatten()
             .cloned()
             .collect();
-        let lists = [of(&there.pods), of(&there.services), of(&there.network_policies), of(&there.budgets)];
-        let objects = lists.into_iter().chain([of(&there.plans), of(&records)]).flatten();
+        let lists = [
+            of(&observed.pods),
+            of(&observed.services),
+            of(&observed.network_policies),
+            of(&observed.budgets),
+        ];
+        let objects = lists.into_iter().chain([of(&observed.plans), of(&records)]).flatten();
         // Incarnations, the addresses that pods have for their lives, and numbers that only grow.
         let mut lives: Vec<(String, String)> = Vec::new();
-        for pod in &there.pods {
+        for pod in &observed.pods {
             let name = pod.name_any();
             let place = name.rsplit_once('-').map_or(name.as_str(), |(place, _)| place).to_owned();
             if let Some(ip) = pod.status.as_ref().and_then(|status| status.pod_ip.clone()) {
@@ -486,14 +494,20 @@ impl World {
         fn of<K: Resource<DynamicType = ()>>(list: &[K]) -> Vec<String> {
             list.iter().map(|object| format!("{} {}", K::kind(&()), object.name_any())).collect()
         }
-        let there = &self.there;
-        let pods = there.pods.iter().map(|pod| {
+        let observed = &self.observed;
+        let pods = observed.pods.iter().map(|pod| {
             let name = pod.name_any();
             format!("Pod {}", name.rsplit_once('-').map_or(name.as_str(), |(place, _)| place))
         });
-        let records = there.details.profiles.values().chain([&there.model, &there.routing]).flatten();
+        let records =
+            observed.details.profiles.values().chain([&observed.model, &observed.routing]).flatten();
         let records = records.map(|record| format!("MoERecord {}", record.name_any()));
-        let lists = [of(&there.services), of(&there.network_policies), of(&there.budgets), of(&there.plans)];
+        let lists = [
+            of(&observed.services),
+            of(&observed.network_policies),
+            of(&observed.budgets),
+            of(&observed.plans),
+        ];
         pods.chain(records).chain(lists.into_iter().flatten()).collect()
     }
 }

@@ -73,21 +73,21 @@ fn a_plan_that_says_nothing_or_nonsense_has_no_account() {
     let with = |basis: Option<String>| account(&MoEPlanSpec { basis, ..plan.clone() });
     assert_eq!(with(None), Ok(None));
     let basis: Value = serde_json::from_str(plan.basis.as_ref().unwrap()).unwrap();
-    let spoiled = |change: fn(&mut Value)| {
+    let corrupted = |change: fn(&mut Value)| {
         let mut basis = basis.clone();
         change(&mut basis);
         with(Some(basis.to_string()))
     };
     assert!(with(Some("nonsense".to_owned())).is_err());
     assert!(with(Some("x".repeat(1 << 20))).unwrap_err().to_string().contains("1048576 bytes, limit 65536"));
-    assert!(spoiled(|basis| basis["model"]["experts"] = json!(u64::MAX)).is_err());
-    assert!(spoiled(|basis| basis["model"]["moe_layers"] = json!([])).is_err());
-    assert!(spoiled(|basis| basis["profile"]["version"] = json!(0)).is_err());
-    assert!(spoiled(|basis| basis["wishes"]["request"]["input_tokens"] = json!(-1.0)).is_err());
+    assert!(corrupted(|basis| basis["model"]["experts"] = json!(u64::MAX)).is_err());
+    assert!(corrupted(|basis| basis["model"]["moe_layers"] = json!([])).is_err());
+    assert!(corrupted(|basis| basis["profile"]["version"] = json!(0)).is_err());
+    assert!(corrupted(|basis| basis["wishes"]["request"]["input_tokens"] = json!(-1.0)).is_err());
     // Layers that the plan has and the model has not.
-    assert!(spoiled(|basis| basis["model"]["moe_layers"] = json!([0, 1, 2])).is_err());
-    let strange = MoEPlanSpec { groups: vec![plan.groups[0].clone(); 2], ..plan.clone() };
-    assert!(account(&strange).unwrap_err().to_string().contains("another group hosts"));
+    assert!(corrupted(|basis| basis["model"]["moe_layers"] = json!([0, 1, 2])).is_err());
+    let has_uncertified = MoEPlanSpec { groups: vec![plan.groups[0].clone(); 2], ..plan.clone() };
+    assert!(account(&has_uncertified).unwrap_err().to_string().contains("another group hosts"));
 }
 
 /// The kept basis is small, also for a model of 61 layers with 256 experts each.

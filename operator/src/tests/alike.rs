@@ -1,13 +1,13 @@
 //! The pure step for pods in the scenes that it shares with processes.
 
-use crate::fleet::OtherFunctions;
+use crate::fleet::OtherDeployments;
 use crate::manifests::{Function, Revision};
 use crate::names::PodName;
 use crate::pods::PodView;
 use crate::rollout::{self, Rollout, revision_hash, step};
 use crate::routing::{Generation, RoutedPod, RoutingTable};
+use crate::status_issue::StatusIssue;
 use crate::testing::example::{built, deployment, plan, plan_of_groups};
-use crate::trouble::Trouble;
 use jiff::{SignedDuration, Timestamp};
 use remoe_api::RolloutStrategy;
 use remoe_proto::format_listing;
@@ -74,8 +74,8 @@ fn pod(revision: &Revision, id: &str, is: FunctionCondition) -> PodView {
         starting: is == FunctionCondition::Starting,
         restarts: 0,
         faulty_at: (is == FunctionCondition::Faltering).then(|| now().checked_add(minute).unwrap()),
-        fault: (is == FunctionCondition::Lost).then(|| Trouble::new("NodeLost", "node lost")),
-        trouble: None,
+        fault: (is == FunctionCondition::Lost).then(|| StatusIssue::new("NodeLost", "node lost")),
+        issue: None,
         in_force: is_main.then_some(0),
         placement: String::new(),
     }
@@ -127,7 +127,7 @@ fn decide(scene: &RolloutScenario) -> Vec<String> {
         pods.push(PodView { created, ..failed });
     }
     let entries = told.map(|told| (target.main.identity.clone(), told)).into_iter().collect();
-    let table = RoutingTable { entries, spoiled: false };
+    let table = RoutingTable { entries, corrupted: false };
     let rollout = step(rollout::RolloutInput {
         deployment: "demo",
         target: &target,
@@ -135,7 +135,7 @@ fn decide(scene: &RolloutScenario) -> Vec<String> {
         certified: true,
         table: &table,
         pods: &pods,
-        others: OtherFunctions::default(),
+        others: OtherDeployments::default(),
         now: now(),
     });
     shown(&target, &pods, rollout.unwrap())

@@ -23,7 +23,7 @@ fn settled() -> World {
 }
 
 fn main_pod(world: &mut World) -> &mut Pod {
-    let mut pods = world.there.pods.iter_mut();
+    let mut pods = world.observed.pods.iter_mut();
     pods.find(|pod| label(&pod.metadata, FUNCTION) == MAIN).unwrap()
 }
 
@@ -119,7 +119,7 @@ fn what_admission_adds_is_no_alteration() {
 #[test]
 fn empty_value_that_the_api_leaves_out_is_no_alteration() {
     let mut world = settled();
-    world.around.pods = r#"{"env": [{"name": "A", "value": ""}, {"name": "B"}]}"#.parse().unwrap();
+    world.environment.pods = r#"{"env": [{"name": "A", "value": ""}, {"name": "B"}]}"#.parse().unwrap();
     world.settle();
     let variables = container(main_pod(&mut world).spec.as_mut().unwrap()).env.as_mut().unwrap();
     variables
@@ -144,7 +144,7 @@ fn another_drain_time_is_no_alteration() {
 fn changed_image_replaces_the_pod_once_it_runs() {
     let image = |restarts: u32, exact: bool| {
         let mut world = settled();
-        world.around.comparison.exact_images = exact;
+        world.environment.comparison.exact_images = exact;
         let pod = main_pod(&mut world);
         pod.spec.as_mut().unwrap().containers[0].image = Some("mirror/main:1".to_owned());
         restarted(pod, restarts);
@@ -168,13 +168,13 @@ fn altered_main_function_gets_no_requests() {
     world.write(&steps, usize::MAX);
     assert!(world.demand().spec.mains.iter().all(|main| main.pod != name));
     world.settle();
-    assert!(world.there.pods.iter().all(|pod| pod.name_any() != name));
+    assert!(world.observed.pods.iter().all(|pod| pod.name_any() != name));
     assert_eq!(world.demand().spec.mains.len(), 1);
 }
 
 /// Rewrites every pod as admission of the cluster would when it is created.
 fn rewrite(world: &mut World) {
-    for pod in &mut world.there.pods {
+    for pod in &mut world.observed.pods {
         let spec = pod.spec.as_mut().unwrap();
         container(spec).command = Some(vec!["/wrapper".to_owned()]);
     }
@@ -188,7 +188,7 @@ fn let_admission_rewrite(world: &mut World) -> usize {
         made += replaced(&steps).0;
         world.write(&steps, usize::MAX);
         rewrite(world);
-        world.there.now = world.there.now.checked_add(SignedDuration::from_secs(60)).unwrap();
+        world.observed.now = world.observed.now.checked_add(SignedDuration::from_secs(60)).unwrap();
         world.run();
     }
     made
@@ -199,10 +199,10 @@ fn admission_that_rewrites_commands_ends_replacement() {
     let mut world = World::with_gateways(json!({}), &["g1"]);
     world.settle();
     rewrite(&mut world);
-    let functions = world.there.pods.len();
+    let functions = world.observed.pods.len();
     assert_eq!(let_admission_rewrite(&mut world), 4 * functions, "of each function four");
     assert_eq!(let_admission_rewrite(&mut world), 0);
-    assert_eq!(world.there.pods.len(), functions);
+    assert_eq!(world.observed.pods.len(), functions);
     assert_eq!(world.demand().spec.mains, [], "it gets no requests");
     let (_, _, status) = world.look_and_state();
     let degraded = status.condition(ConditionType::Degraded).unwrap();
@@ -214,7 +214,7 @@ fn admission_that_rewrites_commands_ends_replacement() {
     );
 
     // The administrator knows of it: the pods that are there work.
-    world.around.comparison.rewritten = vec![PodField::Command];
+    world.environment.comparison.rewritten = vec![PodField::Command];
     assert_eq!(let_admission_rewrite(&mut world), 0);
     world.settle();
     assert_eq!(world.demand().spec.mains.len(), 1);
@@ -224,7 +224,7 @@ fn admission_that_rewrites_commands_ends_replacement() {
 fn fields_rewritten_by_admission_are_ignored_in_comparison() {
     let made = |rewritten: &[PodField], change: PodChange| {
         let mut world = settled();
-        world.around.comparison.rewritten = rewritten.to_vec();
+        world.environment.comparison.rewritten = rewritten.to_vec();
         let pod = main_pod(&mut world);
         restarted(pod, 1);
         change(pod.spec.as_mut().unwrap());

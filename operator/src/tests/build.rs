@@ -1,10 +1,10 @@
 use crate::SignerName;
-use crate::collector::Collector;
 use crate::identity::{IssuerRef, certificate, identity_of, knows_gateways};
 use crate::manifests::{OperatorEnvironment, Revision, budgets, frame, inspector, revision};
 use crate::names::{COMPONENT, Component, FUNCTION, PodName};
 use crate::quantity::amount;
-use crate::testing::example::{around, built, deployment, gateway_service, plan};
+use crate::testing::example::{built, deployment, environment, gateway_service, plan};
+use crate::trace_collector::TraceCollector;
 use k8s_openapi::api::core::v1::{Pod, Probe};
 use kube::ResourceExt;
 use proptest::prelude::*;
@@ -80,7 +80,7 @@ proptest! {
         let pods = pods(&owner);
         let names: BTreeSet<String> = pods.iter().map(ResourceExt::name_any).collect();
         prop_assert_eq!(names.len(), pods.len());
-        for pod in pods.iter().chain([&inspector(&owner, "0123456789", 0, &around()).unwrap()]) {
+        for pod in pods.iter().chain([&inspector(&owner, "0123456789", 0, &environment()).unwrap()]) {
             check_pod(pod);
             prop_assert!(pod.name_any().len() <= 63);
             prop_assert!(PodName::parse(&pod.name_any()).is_some());
@@ -96,7 +96,7 @@ proptest! {
     fn the_same_values_give_the_same_objects(spec in spec()) {
         let owner = deployment(spec);
         prop_assert_eq!(pods(&owner), pods(&owner));
-        prop_assert_eq!(frame(&owner, &around()), frame(&owner, &around()));
+        prop_assert_eq!(frame(&owner, &environment()), frame(&owner, &environment()));
     }
 
     #[test]
@@ -152,7 +152,7 @@ fn fetching_functions_have_a_cache_credentials_and_a_way_out() {
         assert_eq!(container.env_from.as_ref().unwrap()[0].secret_ref.as_ref().unwrap().name, "s3");
     }
     let opened = |owner: &MoEDeployment| {
-        let policies = frame(owner, &around()).network_policies.into_iter();
+        let policies = frame(owner, &environment()).network_policies.into_iter();
         policies
             .filter(|policy| {
                 policy.spec.as_ref().unwrap().egress.iter().flatten().any(|rule| rule.to.is_none())
@@ -244,7 +244,7 @@ fn probes_have_a_port_that_clients_cannot_reach() {
             assert_eq!(get, json!({"path": path, "port": "health"}));
         }
     }
-    for policy in frame(&owner, &around()).network_policies {
+    for policy in frame(&owner, &environment()).network_policies {
         for rule in policy.spec.unwrap().ingress.unwrap_or_default() {
             let opened = serde_json::to_string(&rule.ports).unwrap();
             let from = serde_json::to_string(&rule.from).unwrap();
@@ -288,12 +288,12 @@ fn following(pod: &Pod, flag: &str) -> String {
 #[test]
 fn only_the_operator_and_the_gateways_of_the_release_are_let_in() {
     let owner = deployment(json!({}));
-    let around = OperatorEnvironment {
+    let environment = OperatorEnvironment {
         release: "one".to_owned(),
         gateway: Some(gateway_service("gateway.system.svc")),
-        ..around()
+        ..environment()
     };
-    let policies = frame(&owner, &around).network_policies;
+    let policies = frame(&owner, &environment).network_policies;
     let main = policies.iter().find(|policy| policy.name_any() == "demo-main").unwrap();
     let monitoring =
         json!([{"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "monitoring"}}}]);
@@ -317,8 +317,8 @@ fn only_the_operator_and_the_gateways_of_the_release_are_let_in() {
 fn no_signer_has_the_secrets_of_another() {
     let owner = deployment(json!({}));
     let secrets = |signer| {
-        let around = OperatorEnvironment { signer, ..around() };
-        let revision = revision(&owner, "hash", &plan(&owner), &around).unwrap();
+        let environment = OperatorEnvironment { signer, ..environment() };
+        let revision = revision(&owner, "hash", &plan(&owner), &environment).unwrap();
         let pods = revision.functions().map(|function| function.pod(&owner, 0, 0));
         let volumes = pods.flat_map(|pod| pod.spec.unwrap().volumes.unwrap_or_default());
         volumes.filter_map(|volume| volume.secret?.secret_name).collect::<BTreeSet<_>>()
@@ -412,7 +412,7 @@ fn functions_of_one_part_have_the_certificate_of_no_other() {
             assert_eq!(following(&pod, "--operator-identity"), "spiffe://remoe/remoe-system/operator");
         }
     }
-    let open = OperatorEnvironment { signer: SignerName::Unsigned, ..around() };
+    let open = OperatorEnvironment { signer: SignerName::Unsigned, ..environment() };
     let revision = revision(&owner, "hash", &plan(&owner), &open).unwrap();
     for pod in revision.functions().map(|function| function.pod(&owner, 0, 0)) {
         let text = serde_json::to_string(&pod).unwrap();
@@ -424,7 +424,7 @@ fn functions_of_one_part_have_the_certificate_of_no_other() {
 fn main_functions_trust_gateways_if_present_and_signed() {
     let owner = deployment(json!({}));
     let gateway = Some(gateway_service("gateway.system.svc"));
-    for (gateway, signer, strange_gateways, knows) in [
+    for (gateway, signer, uncertified_gateways, knows) in [
         (gateway.clone(), SignerName::Operator, false, true),
         (gateway.clone(), SignerName::CertManager, false, true),
         // Those of a version before would be refused by all that start, while theirs end.
@@ -432,11 +432,11 @@ fn main_functions_trust_gateways_if_present_and_signed() {
         (gateway, SignerName::Unsigned, false, false),
         (None, SignerName::Operator, false, false),
     ] {
-        let around = OperatorEnvironment { gateway, signer, strange_gateways, ..around() };
-        let revision = revision(&owner, "hash", &plan(&owner), &around).unwrap();
+        let environment = OperatorEnvironment { gateway, signer, uncertified_gateways, ..environment() };
+        let revision = revision(&owner, "hash", &plan(&owner), &environment).unwrap();
         for pod in revision.functions().map(|function| function.pod(&owner, 0, 0)) {
             let knows = knows && pod.labels()[COMPONENT] == "main";
-            assert_eq!(knows_gateways(&pod), knows, "{around:?}");
+            assert_eq!(knows_gateways(&pod), knows, "{environment:?}");
             if knows {
                 assert_eq!(following(&pod, "--gateway-identity"), "spiffe://remoe/remoe-system/gateway");
             }
@@ -446,23 +446,27 @@ fn main_functions_trust_gateways_if_present_and_signed() {
 
 #[test]
 fn functions_export_traces_where_there_is_a_collector() {
-    let collector = |endpoint: &str| {
-        Some(Collector::new(endpoint.parse().unwrap(), "0.25".parse().unwrap(), None).unwrap())
+    let trace_collector = |endpoint: &str| {
+        Some(TraceCollector::new(endpoint.parse().unwrap(), "0.25".parse().unwrap(), None).unwrap())
     };
-    let traced = OperatorEnvironment { collector: collector("http://otel.monitoring:4317"), ..around() };
+    let traced = OperatorEnvironment {
+        trace_collector: trace_collector("http://otel.monitoring:4317"),
+        ..environment()
+    };
     let owner = deployment(json!({}));
-    let built_in = |around: &OperatorEnvironment| revision(&owner, "hash", &plan(&owner), around).unwrap();
-    let (plain, with) = (built_in(&around()), built_in(&traced));
+    let built_in =
+        |environment: &OperatorEnvironment| revision(&owner, "hash", &plan(&owner), environment).unwrap();
+    let (plain, with) = (built_in(&environment()), built_in(&traced));
     let pod = with.main.pod(&owner, 0, 0);
-    let environment = pod.spec.unwrap().containers[0].env.clone().unwrap();
+    let variables = pod.spec.unwrap().containers[0].env.clone().unwrap();
     let value = |name: &str| {
-        let found = environment.iter().find(|variable| variable.name == name);
+        let found = variables.iter().find(|variable| variable.name == name);
         found.unwrap_or_else(|| panic!("{name}")).value.clone().unwrap_or_default()
     };
     assert_eq!(value("OTEL_EXPORTER_OTLP_ENDPOINT"), "http://otel.monitoring:4317");
     assert_eq!(value("OTEL_TRACES_SAMPLER_ARG"), "0.25");
     assert!(value("OTEL_RESOURCE_ATTRIBUTES").ends_with(",remoe.deployment=demo"));
-    let at = |name: &str| environment.iter().position(|variable| variable.name == name).unwrap();
+    let at = |name: &str| variables.iter().position(|variable| variable.name == name).unwrap();
     assert!(at("POD_NAME") < at("OTEL_RESOURCE_ATTRIBUTES"), "what stands behind is not put in");
     for function in with.functions() {
         let text = serde_json::to_string(&function.pod(&owner, 0, 0)).unwrap();
@@ -476,9 +480,9 @@ fn functions_export_traces_where_there_is_a_collector() {
     assert!(plain.iter().zip(&with).all(|(plain, with)| plain != with));
     assert_eq!(plain, identities(&built(&owner, &plan(&owner))));
 
-    let opened = |source: &str, around: &OperatorEnvironment| {
+    let opened = |source: &str, environment: &OperatorEnvironment| {
         let owner = deployment(json!({"model": {"source": source}}));
-        let policies = frame(&owner, around).network_policies;
+        let policies = frame(&owner, environment).network_policies;
         let ports = |name: &str| {
             let policy = policies.iter().find(|policy| policy.name_any() == name).unwrap();
             let rules = policy.spec.clone().unwrap().egress.unwrap_or_default();
@@ -487,14 +491,15 @@ fn functions_export_traces_where_there_is_a_collector() {
         (ports("demo-main"), ports("demo-remote-expert"))
     };
     let port = |port: u16, protocol: &str| json!({"port": port, "protocol": protocol});
-    let (experts, nothing) = opened("pvc://models", &around());
+    let (experts, nothing) = opened("pvc://models", &environment());
     assert_eq!((experts.as_array().unwrap().len(), &nothing), (1, &json!([])));
     let with = |rules: &[Value]| (json!([std::slice::from_ref(&experts[0]), rules].concat()), json!(rules));
     let namespace = json!({"matchLabels": {"kubernetes.io/metadata.name": "monitoring"}});
     let there = json!({"to": [{"namespaceSelector": namespace}], "ports": [port(4317, "TCP")]});
     let names = json!({"ports": [port(53, "UDP"), port(53, "TCP")]});
     assert_eq!(opened("pvc://models", &traced), with(&[there, names]));
-    let by_address = OperatorEnvironment { collector: collector("http://10.1.2.3:4317"), ..around() };
+    let by_address =
+        OperatorEnvironment { trace_collector: trace_collector("http://10.1.2.3:4317"), ..environment() };
     let there = json!({"to": [{"ipBlock": {"cidr": "10.1.2.3/32"}}], "ports": [port(4317, "TCP")]});
     assert_eq!(opened("pvc://models", &by_address), with(&[there]));
     let (fetching, _) = opened("hf://one/two", &traced);

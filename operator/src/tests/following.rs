@@ -2,9 +2,9 @@
 
 use crate::diff::Diff;
 use crate::names::{Component, FUNCTION, REPLICA, label};
-use crate::planning_pool::SOON;
+use crate::planning_pool::MAX_REMOTE_HOLD;
 use crate::testing::example::{
-    EXPERTS, LAYERS, around, built, deployment, gateway_service, large, mix, plan,
+    EXPERTS, LAYERS, built, deployment, environment, gateway_service, large, mix, plan,
 };
 use crate::tests::scene::{ENOUGH, Scene, spec};
 use crate::write::Write;
@@ -69,10 +69,10 @@ fn a_wake_is_planned_for_those_who_wait() {
     // The next who wake it are alike: the plan is good enough.
     scene.say("a", 0, 0, None);
     scene.until(DemandPhase::Asleep);
-    let before = scene.world.there.plans.len();
+    let before = scene.world.observed.plans.len();
     scene.say("a", 1, 0, Some(mix(MixOf::Waiting, &hot)));
     scene.until(DemandPhase::Active);
-    assert_eq!(scene.world.there.plans.len(), before);
+    assert_eq!(scene.world.observed.plans.len(), before);
     // Others are not.
     let others = away(&scene.newest().spec);
     scene.say("a", 0, 0, None);
@@ -95,7 +95,7 @@ fn main_functions_start_before_the_plan_of_a_wake_is_there() {
     scene.say("a", 3, 0, Some(mix(MixOf::Waiting, &hot)));
     let (planned, steps) = scene.world.look();
     let reasons = |steps: &Diff| -> Vec<String> {
-        steps.said(usize::MAX).into_iter().map(|happening| happening.reason).collect()
+        steps.said(usize::MAX).into_iter().map(|event| event.reason).collect()
     };
     let said = reasons(&steps);
     assert!(
@@ -106,7 +106,7 @@ fn main_functions_start_before_the_plan_of_a_wake_is_there() {
     scene.world.write(&steps, usize::MAX);
     let mains = scene.pods(Component::Main);
     assert_eq!((mains.len(), scene.pods(Component::RemoteExpert).len()), (1, 0), "remote functions wait");
-    assert!(steps.look_again <= SOON);
+    assert!(steps.requeue_after <= MAX_REMOTE_HOLD);
     let size = planned.target.unwrap().plan.main;
     // The plan arrives: main functions go on, remote ones are those of the plan.
     scene.world.planner.arrive();
@@ -139,7 +139,7 @@ fn wake_starts_remote_functions_by_last_plan_if_new_is_late() {
     scene.step();
     let by = scene.newest().name_any();
     assert!(scene.pods(Component::RemoteExpert).is_empty());
-    scene.world.planner.wait(SOON);
+    scene.world.planner.wait(MAX_REMOTE_HOLD);
     scene.step();
     let started = scene.pods(Component::RemoteExpert);
     assert!(!started.is_empty(), "they wait no longer");
@@ -208,7 +208,7 @@ fn a_plan_that_is_written_is_told_whatever_fails_after_it() {
     scene.say("a", 3, 0, Some(mix(MixOf::Waiting, &hot)));
     let (_, steps) = scene.world.look();
     let told = |steps: &Diff, written: usize| -> usize {
-        steps.said(written).iter().filter(|happening| happening.reason == "Replanned").count()
+        steps.said(written).iter().filter(|event| event.reason == "Replanned").count()
     };
     let plan = steps.writes.iter().position(|write| matches!(write, Write::Plan(_))).unwrap();
     assert_eq!((told(&steps, plan), told(&steps, plan + 1), told(&steps, steps.writes.len())), (0, 1, 1));
@@ -251,12 +251,12 @@ fn drift_is_followed_once_in_a_while_and_main_functions_go_on() {
         "main functions compare with what was expected of these requests"
     );
     // Nothing is left to do, and nothing better is found for the same requests, however long they come.
-    let plans = scene.world.there.plans.len();
+    let plans = scene.world.observed.plans.len();
     for _ in 0..3 {
         scene.pass(100);
         assert_eq!(scene.step(), 0);
     }
-    assert_eq!(scene.world.there.plans.len(), plans);
+    assert_eq!(scene.world.observed.plans.len(), plans);
 }
 
 #[test]
@@ -308,10 +308,10 @@ fn plans_stay_and_no_gateway_is_asked_when_disabled() {
     assert!(scene.world.demand().spec.prediction.as_ref().unwrap().counts_only);
     // Main functions tell a primer where there are gateways to ask for it.
     let arguments = |gateway: Option<&str>, spec: Value| {
-        let (owner, mut around) = (deployment(spec), around());
-        around.gateway = gateway.map(gateway_service);
+        let (owner, mut environment) = (deployment(spec), environment());
+        environment.gateway = gateway.map(gateway_service);
         let plan = plan(&owner);
-        let revision = crate::manifests::revision(&owner, "0123456789", &plan, &around).unwrap();
+        let revision = crate::manifests::revision(&owner, "0123456789", &plan, &environment).unwrap();
         revision.main.pod(&owner, 0, 0).spec.unwrap().containers[0].args.clone().unwrap()
     };
     let primer = "--primer".to_owned();
@@ -369,7 +369,10 @@ fn a_wake_that_takes_too_long_goes_on_by_the_plan_before() {
         scene.step();
     }
     assert_eq!(scene.phase(), DemandPhase::Active);
-    assert!(scene.world.there.plans.iter().all(|plan| plan.name_any() != second), "it is not taken up again");
+    assert!(
+        scene.world.observed.plans.iter().all(|plan| plan.name_any() != second),
+        "it is not taken up again"
+    );
     assert_eq!(target(&mut scene), first);
     // Nor is one like it, for those who come next.
     scene.say("a", 0, 0, None);
@@ -390,7 +393,7 @@ fn a_wake_that_loads_for_long_goes_on() {
     let (_, steps) = scene.world.look();
     scene.world.write(&steps, usize::MAX);
     let second = scene.newest().name_any();
-    for pod in &mut scene.world.there.pods {
+    for pod in &mut scene.world.observed.pods {
         pod.status = serde_json::from_value(json!({"phase": "Running", "podIP": "10.0.0.9"})).unwrap();
     }
     scene.pass(700);
@@ -424,7 +427,7 @@ fn drift_to_a_plan_that_fails_is_undone_and_not_repeated() {
     scene.step();
     let target = |scene: &mut Scene| format!("demo-{}", scene.world.look().0.target.unwrap().revision.plan);
     assert_eq!(target(&mut scene), first);
-    assert!(scene.world.there.plans.iter().all(|plan| plan.name_any() != second));
+    assert!(scene.world.observed.plans.iter().all(|plan| plan.name_any() != second));
 }
 
 /// A change of the spec finds the plan that was last followed to, not the first that was made.

@@ -3,7 +3,7 @@
 use crate::manifests::{BuildError, Revision, budgets, frame, plan_hash, revision};
 use crate::planning::check_hosted;
 use crate::routing::{Generation, RoutedPod};
-use crate::testing::example::{around, built, deployment, facts, plan, plan_of_groups};
+use crate::testing::example::{built, deployment, environment, facts, plan, plan_of_groups};
 use crate::tests::rollout::World;
 use k8s_openapi::api::core::v1::Pod;
 use kube::ResourceExt;
@@ -94,7 +94,7 @@ fn pods_of_groups_are_seen_as_those_of_layers() {
         let selected = |selector: Option<&std::collections::BTreeMap<String, String>>| {
             selector.unwrap().iter().all(|(key, value)| pod.labels().get(key) == Some(value))
         };
-        let frame = frame(&owner, &around());
+        let frame = frame(&owner, &environment());
         let policies = frame.network_policies.iter().filter(|policy| {
             selected(policy.spec.as_ref().unwrap().pod_selector.as_ref().unwrap().match_labels.as_ref())
         });
@@ -160,14 +160,14 @@ fn corrupt_generation_is_not_pushed() {
 }
 
 /// `plan` with its groups changed.
-fn spoiled(plan: &MoEPlanSpec, change: impl FnOnce(&mut Value)) -> MoEPlanSpec {
+fn corrupted(plan: &MoEPlanSpec, change: impl FnOnce(&mut Value)) -> MoEPlanSpec {
     let mut value = serde_json::to_value(plan).unwrap();
     change(&mut value["groups"]);
     serde_json::from_value(value).unwrap()
 }
 
 fn refusal(owner: &MoEDeployment, plan: &MoEPlanSpec) -> String {
-    match revision(owner, &plan_hash(plan).unwrap(), plan, &around()) {
+    match revision(owner, &plan_hash(plan).unwrap(), plan, &environment()) {
         Err(BuildError::Experts(message)) => message,
         other => panic!("{other:?}"),
     }
@@ -198,17 +198,17 @@ fn stored_groups_that_cannot_be_are_refused_by_name() {
             all
         });
         let groups: Vec<Value> = groups.collect();
-        let message = refusal(&owner, &spoiled(&plan, |value| *value = json!(groups)));
+        let message = refusal(&owner, &corrupted(&plan, |value| *value = json!(groups)));
         assert!(message.contains(words), "{message}");
     }
     let one = serde_json::to_value(&plan.groups[0]).unwrap();
-    let many = spoiled(&plan, |groups| *groups = json!(vec![one; 100_000]));
+    let many = corrupted(&plan, |groups| *groups = json!(vec![one; 100_000]));
     assert_eq!(refusal(&owner, &many), "expected at most 64 groups, got 100000");
     // Each of them could be, together they are more than any model has.
     let all: Vec<Value> = (0..64)
         .map(|layer: u32| json!({"experts": format!("{layer}:0-65535"), "memoryMB": 300, "replicas": 1}))
         .collect();
-    let large = spoiled(&plan, |groups| *groups = json!(all));
+    let large = corrupted(&plan, |groups| *groups = json!(all));
     assert_eq!(refusal(&owner, &large), "expected at most 262144 remote experts");
     let both = MoEPlanSpec { remote: crate::testing::example::plan(&owner).remote, ..plan.clone() };
     assert!(refusal(&owner, &both).contains("layers or of groups, got both"));
@@ -223,7 +223,7 @@ fn stored_groups_that_cannot_be_are_refused_by_name() {
 #[test]
 fn sizes_at_their_limits_are_built_all_the_same() {
     let owner = apart();
-    let plan = spoiled(&plan_of_groups(&owner, 1), |groups| {
+    let plan = corrupted(&plan_of_groups(&owner, 1), |groups| {
         groups[0]["memoryMB"] = json!(u32::MAX);
         groups[0]["cpuMillicores"] = json!(u32::MAX);
         groups[0]["replicas"] = json!(64);
@@ -247,7 +247,7 @@ fn experts_that_the_model_does_not_have_are_named() {
         ("2:7-8", "layer 2 has no expert 8, expected ids below 8"),
         ("1:0-70000", "expert listing"),
     ] {
-        let bad = spoiled(&good, |groups| groups[2]["experts"] = json!(experts));
+        let bad = corrupted(&good, |groups| groups[2]["experts"] = json!(experts));
         let refused = check_hosted(&bad, &model).unwrap_err();
         assert!(refused.contains(words), "{refused}");
     }
@@ -261,7 +261,7 @@ fn a_previous_plan_that_cannot_be_is_none() {
     let fresh = planning.solve(None, Budget::UNLIMITED).unwrap();
     let good = plan_of_groups(&owner, 2);
     for experts in ["9:0", "1:0-60000", "nonsense", ""] {
-        let bad = spoiled(&good, |groups| groups[0]["experts"] = json!(experts));
+        let bad = corrupted(&good, |groups| groups[0]["experts"] = json!(experts));
         assert_eq!(planning.solve(Some(&bad), Budget::UNLIMITED).unwrap(), fresh, "{experts}");
     }
     assert_eq!(parse_listing("1:0").unwrap().len(), 1);

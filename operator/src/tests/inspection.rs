@@ -1,9 +1,9 @@
 use crate::facts::{FactsError, MAX_FACTS, ModelFacts};
-use crate::inspection::{Inspecting, inspecting};
+use crate::inspection::{InspectionState, inspection_state};
 use crate::manifests::{inspector, inspector_place};
 use crate::names::Component;
-use crate::one_shot::{OneShotState, useless};
-use crate::testing::example::{around, deployment, facts};
+use crate::one_shot::{OneShotState, obsolete_pods};
+use crate::testing::example::{deployment, environment, facts};
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::api::core::v1::Pod;
 use serde_json::json;
@@ -15,7 +15,7 @@ fn now() -> Timestamp {
 }
 
 fn pod(incarnation: u32, status: serde_json::Value) -> Pod {
-    let mut pod = inspector(&deployment(json!({})), SUBJECT, incarnation, &around()).unwrap();
+    let mut pod = inspector(&deployment(json!({})), SUBJECT, incarnation, &environment()).unwrap();
     pod.metadata.uid = Some(format!("pod-{incarnation}"));
     pod.status = Some(serde_json::from_value(status).unwrap());
     pod
@@ -36,9 +36,9 @@ fn failed(seconds_ago: i64) -> serde_json::Value {
 }
 
 fn look(pods: &[Pod]) -> OneShotState {
-    match inspecting(None, pods, "uid-1", &inspector_place("demo", SUBJECT), now()) {
-        Inspecting::Sent(one_shot) => one_shot,
-        Inspecting::Known(facts) => panic!("not inspected yet: {facts:?}"),
+    match inspection_state(None, pods, "uid-1", &inspector_place("demo", SUBJECT), now()) {
+        InspectionState::Sent(one_shot) => one_shot,
+        InspectionState::Known(facts) => panic!("not inspected yet: {facts:?}"),
     }
 }
 
@@ -54,7 +54,7 @@ fn only_counted_pods_of_the_deployment_are_followed() {
     // With our own reference, but a number that was never reached.
     let forged = pod(u32::MAX, failed(1000));
     assert_eq!(look(std::slice::from_ref(&forged)), OneShotState::Start { incarnation: 0, after: None });
-    assert_eq!(look(&[forged, pod(0, json!({"phase": "Running"}))]), OneShotState::Waiting { trouble: None });
+    assert_eq!(look(&[forged, pod(0, json!({"phase": "Running"}))]), OneShotState::Waiting { issue: None });
     // A clock that is ahead does not keep the operator from trying again.
     let OneShotState::Failed { retry_at, .. } = look(&[pod(0, failed(-1_000_000))]) else { panic!() };
     assert!(retry_at <= now().checked_add(SignedDuration::from_secs(300)).unwrap());
@@ -90,12 +90,9 @@ fn facts_of_no_possible_model_are_refused() {
 #[test]
 fn failed_inspector_reports_cause_and_is_retried_after_backoff() {
     assert_eq!(look(&[]), OneShotState::Start { incarnation: 0, after: None });
-    assert_eq!(look(&[pod(0, json!({"phase": "Running"}))]), OneShotState::Waiting { trouble: None });
-    let OneShotState::Failed { trouble, .. } = look(&[pod(0, failed(1))]) else { panic!() };
-    assert_eq!(
-        (trouble.reason, trouble.message.as_str()),
-        ("ModelUnreadable", "no config.json in /models/demo")
-    );
+    assert_eq!(look(&[pod(0, json!({"phase": "Running"}))]), OneShotState::Waiting { issue: None });
+    let OneShotState::Failed { issue, .. } = look(&[pod(0, failed(1))]) else { panic!() };
+    assert_eq!((issue.reason, issue.message.as_str()), ("ModelUnreadable", "no config.json in /models/demo"));
     assert!(matches!(look(&[pod(0, failed(20))]), OneShotState::Start { incarnation: 1, after: Some(_) }));
     // The further, the longer.
     assert!(matches!(look(&[pod(3, failed(20))]), OneShotState::Failed { .. }));
@@ -108,13 +105,13 @@ fn failed_inspector_reports_cause_and_is_retried_after_backoff() {
 #[test]
 fn inspectors_of_no_use_go() {
     let over = |pods: &[Pod], owner, subject, state: Option<&OneShotState>| {
-        useless(pods, owner, Component::Inspector, state.map(|state| (subject, state)))
+        obsolete_pods(pods, owner, Component::Inspector, state.map(|state| (subject, state)))
     };
     let pods = [pod(0, json!({"phase": "Succeeded"}))];
     assert_eq!(over(&pods, "uid-1", SUBJECT, None).len(), 1);
     assert_eq!(over(&pods, "another", SUBJECT, None).len(), 0);
-    assert_eq!(useless(&pods, "uid-1", Component::Profiler, None).len(), 0);
-    let waiting = OneShotState::Waiting { trouble: None };
+    assert_eq!(obsolete_pods(&pods, "uid-1", Component::Profiler, None).len(), 0);
+    let waiting = OneShotState::Waiting { issue: None };
     assert_eq!(over(&pods, "uid-1", SUBJECT, Some(&waiting)).len(), 0);
     assert_eq!(over(&pods, "uid-1", "another one", Some(&waiting)).len(), 1);
 }

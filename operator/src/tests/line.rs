@@ -5,10 +5,10 @@ use crate::identity::knows_gateways;
 use crate::names::{COMPONENT, Component, FUNCTION, label};
 use crate::observed::Observed;
 use crate::plan::PlanState;
+use crate::rollout_turn;
 use crate::routing::RoutingTable;
-use crate::testing::spoiled::SeededChoices;
+use crate::testing::corrupted::SeededChoices;
 use crate::testing::world::{World, WriteFault};
-use crate::turn;
 use crate::write::Write;
 use kube::ResourceExt;
 use remoe_api::{ConditionType, MoEDeploymentSpec, MoEDeploymentStatus};
@@ -42,7 +42,7 @@ fn respecified(spec: serde_json::Value) -> MoEDeploymentSpec {
 }
 
 fn lose_everything(world: &mut World) {
-    let there = &mut world.there;
+    let there = &mut world.observed;
     (there.model, there.routing) = (None, None);
     there.details.profiles.clear();
     there.services.clear();
@@ -100,14 +100,14 @@ fn reconcile_converges_whatever_the_api_server_answers() {
         reference.settle();
         for seed in 0..24 {
             let (mut world, mut dice) = (begin(change), SeededChoices::Thrown(seed));
-            let mut before = world.there.clone();
+            let mut before = world.observed.clone();
             for _ in 0..BAD_LOOKS {
                 if dice.below(3) == 0 {
                     met[0] += 1;
                     world.stale = Some(partly_old(&world, &before, &mut dice));
                 }
                 let (_, steps) = world.look();
-                before = world.there.clone();
+                before = world.observed.clone();
                 world.write_as(&steps, usize::MAX, |_| match dice.below(8) {
                     0 => {
                         met[1] += 1;
@@ -130,7 +130,7 @@ fn reconcile_converges_whatever_the_api_server_answers() {
 
 /// Returns the present objects, with one kind of them as it was a reconcile ago.
 fn partly_old(world: &World, before: &Observed, dice: &mut SeededChoices<'_>) -> Observed {
-    let (mut seen, old) = (world.there.clone(), before.clone());
+    let (mut seen, old) = (world.observed.clone(), before.clone());
     match dice.below(6) {
         0 | 1 => seen.pods = old.pods,
         2 => seen.services = old.services,
@@ -157,7 +157,7 @@ fn a_plan_that_failed_gives_way_to_the_one_that_serves() {
     let mut world = World::new(json!({}));
     world.settle();
     let served = world.look().0.running.unwrap();
-    let pods = world.there.pods.len();
+    let pods = world.observed.pods.len();
     plan_anew(&mut world);
     let (planned, _) = world.look();
     let PlanState::Planned { hash, .. } = planned.state else { panic!("{:?}", planned.state) };
@@ -170,9 +170,9 @@ fn a_plan_that_failed_gives_way_to_the_one_that_serves() {
     });
     let (planned, _) = world.look();
     assert_eq!(planned.target.unwrap().revision.plan, served);
-    assert_eq!(planned.troubles[0].reason, "RolledBack");
+    assert_eq!(planned.issues[0].reason, "RolledBack");
     world.settle();
-    assert_eq!(world.there.pods.len(), pods);
+    assert_eq!(world.observed.pods.len(), pods);
     world.owner.metadata.generation = Some(2);
     assert_eq!(world.look().0.target.unwrap().revision.plan, hash);
 }
@@ -187,18 +187,18 @@ fn unrequested_rollout_waits_its_turn() {
     world.owner.status = Some(world.look_and_state().2);
     let is_needed = |world: &mut World| {
         let target = world.look().0.target.unwrap().revision;
-        let table = world.there.table(&world.owner);
-        turn::is_needed(&world.owner, &world.there.functions(&world.owner), &table, &target)
+        let table = world.observed.table(&world.owner);
+        rollout_turn::needs_turn(&world.owner, &world.observed.functions(&world.owner), &table, &target)
     };
     assert!(!is_needed(&mut world), "nothing is new");
-    world.around.main_image = "main:2".to_owned();
+    world.environment.main_image = "main:2".to_owned();
     assert!(is_needed(&mut world));
 
     let functions = |write: &&Write| matches!(write, Write::Create(_) | Write::Delete(_) | Write::Routing(_));
-    world.remembered.has_turn = false;
+    world.soft_state.has_rollout_turn = false;
     let (_, steps, stated) = world.look_and_state();
     assert_eq!(steps.writes.iter().find(functions), None);
-    assert!(!steps.partners.is_empty() && !steps.settled, "main functions are asked on");
+    assert!(!steps.polled_mains.is_empty() && !steps.settled, "main functions are asked on");
     let reason = |kind: ConditionType| stated.condition(kind).unwrap().reason.clone();
     assert_eq!(reason(ConditionType::Progressing), "WaitsItsTurn");
     assert_eq!(stated.condition(ConditionType::Ready).unwrap().status, "True");
@@ -206,14 +206,14 @@ fn unrequested_rollout_waits_its_turn() {
     world.owner.metadata.generation = Some(2);
     assert!(!is_needed(&mut world), "it was requested");
     world.owner.metadata.generation = Some(1);
-    let (before, at) = (world.clone(), world.there.pods.len() - 1);
+    let (before, at) = (world.clone(), world.observed.pods.len() - 1);
     for lost in [0, at] {
         world = before.clone();
-        world.there.pods.remove(lost);
+        world.observed.pods.remove(lost);
         assert!(!is_needed(&mut world), "pod {lost} is missing");
     }
     world = before;
-    world.remembered.has_turn = true;
+    world.soft_state.has_rollout_turn = true;
     assert!(world.look().1.writes.iter().any(|write| matches!(write, Write::Create(_))), "it has its turn");
     world.settle();
     assert!(!is_needed(&mut world));
@@ -226,7 +226,7 @@ fn what_runs_is_healed_whatever_the_plan_is() {
     world.settle();
     world.owner.spec = respecified(json!({"slo": {"ttft": "1ms", "tpot": "1ms"}}));
     world.owner.status = None;
-    let lost = world.there.pods.remove(0);
+    let lost = world.observed.pods.remove(0);
     let (planned, steps) = world.look();
     assert!(matches!(planned.state, PlanState::Refused(_)), "{:?}", planned.state);
     let made = steps.writes.iter().filter_map(|write| match write {
@@ -242,14 +242,14 @@ fn functions_of_an_ipv6_cluster_find_each_other() {
     let mut world = World::with_gateways(json!({"replicas": 2}), &["a"]);
     world.network = "fd00::";
     world.settle();
-    let table = RoutingTable::from_record(world.there.routing.as_ref().unwrap());
+    let table = RoutingTable::from_record(world.observed.routing.as_ref().unwrap());
     let routed = table.entries.values().flat_map(|generation| &generation.endpoints);
     let experts: Vec<SocketAddrV6> = routed.map(|endpoint| endpoint.address.parse().unwrap()).collect();
     let mains = world.demand().spec.mains.iter();
     let mains: Vec<SocketAddrV6> = mains.map(|main| main.address.parse().unwrap()).collect();
     assert!(!experts.is_empty() && experts.iter().all(|address| address.port() == 9001), "{experts:?}");
     assert!(mains.len() == 2 && mains.iter().all(|address| address.port() == 8000), "{mains:?}");
-    for pod in &world.there.pods {
+    for pod in &world.observed.pods {
         let spec = pod.spec.as_ref().unwrap();
         let arguments = spec.containers[0].args.iter().flatten();
         let listening = arguments.filter(|argument| argument.starts_with("[::]:")).count();
@@ -264,15 +264,15 @@ fn functions_of_an_ipv6_cluster_find_each_other() {
 #[test]
 fn gateways_learn_which_main_functions_require_identity() {
     let mut world = World::with_gateways(json!({"replicas": 2}), &["a"]);
-    world.around.signer = SignerName::Unsigned;
+    world.environment.signer = SignerName::Unsigned;
     world.settle();
-    world.around.signer = SignerName::Operator;
+    world.environment.signer = SignerName::Operator;
     let (mut named, mut open) = (0, 0);
     for _ in 0..60 {
         let (_, steps) = world.look();
         world.write(&steps, usize::MAX);
         for main in &world.demand().spec.mains {
-            let pod = world.there.pods.iter().find(|pod| pod.uid().as_ref() == Some(&main.uid));
+            let pod = world.observed.pods.iter().find(|pod| pod.uid().as_ref() == Some(&main.uid));
             let Some(pod) = pod else { continue };
             let name = knows_gateways(pod).then_some("spiffe://remoe/test/uid-1/main");
             assert_eq!(main.identity.as_deref(), name, "{}", main.pod);

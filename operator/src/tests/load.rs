@@ -39,7 +39,7 @@ impl Scene {
         let mut world = World::with_gateways(spec, &["a"]);
         world.facts = facts;
         world.settle();
-        let (busy, computed, active) = (BTreeMap::new(), BTreeMap::new(), world.there.now);
+        let (busy, computed, active) = (BTreeMap::new(), BTreeMap::new(), world.observed.now);
         Self { world, requests: 0, occupied: 0, busy, computed, age: 0, active }
     }
 
@@ -64,7 +64,7 @@ impl Scene {
     }
 
     fn say(&mut self) {
-        let now = self.world.there.now;
+        let now = self.world.observed.now;
         let turn = self.world.demand().spec.turn;
         let running = self.requests.min(ROOM);
         if self.requests > 0 {
@@ -89,17 +89,17 @@ impl Scene {
     fn hear(&mut self) {
         let address = |pod: &Pod| Some(format!("{}:9001", pod.status.as_ref()?.pod_ip.as_ref()?));
         let computed = self.computed.iter().filter_map(|(function, computed)| {
-            let mut pods = self.world.there.pods.iter();
+            let mut pods = self.world.observed.pods.iter();
             let pod = pods.find(|pod| label(&pod.metadata, FUNCTION) == function)?;
             Some((address(pod)?, *computed))
         });
         let worked = Worked { age: Duration::from_secs(100 + self.age), computed: computed.collect() };
         let Some(main) = self.pods(Component::Main).first().and_then(|pod| pod.uid()) else { return };
-        self.world.there.heard.entry(main).or_default().worked = Some(worked);
+        self.world.observed.heard.entry(main).or_default().worked = Some(worked);
     }
 
     fn pods(&self, component: Component) -> Vec<&Pod> {
-        let pods = self.world.there.pods.iter();
+        let pods = self.world.observed.pods.iter();
         pods.filter(|pod| label(&pod.metadata, COMPONENT) == component.name()).collect()
     }
 
@@ -108,7 +108,7 @@ impl Scene {
     }
 
     fn uids(&self) -> BTreeSet<String> {
-        self.world.there.pods.iter().filter_map(ResourceExt::uid).collect()
+        self.world.observed.pods.iter().filter_map(ResourceExt::uid).collect()
     }
 }
 
@@ -160,7 +160,7 @@ fn who_waits_while_functions_start_gets_as_many_as_that_takes() {
 #[test]
 fn busiest_remote_function_gets_replica_without_new_plan() {
     let mut scene = Scene::of(large(), remote(json!({"max": 3, "memoryMB": 100_000})));
-    let plans = scene.world.there.plans.len();
+    let plans = scene.world.observed.plans.len();
     let functions: Vec<String> = scene
         .pods(Component::RemoteExpert)
         .iter()
@@ -181,11 +181,11 @@ fn busiest_remote_function_gets_replica_without_new_plan() {
     assert!(of_first(&scene) >= 2, "{}", of_first(&scene));
     assert!(scene.pods(Component::RemoteExpert).len() < 2 * count, "not all of them");
     // Main functions were told, and nothing else changed.
-    let routing = scene.world.there.routing.as_ref().unwrap();
+    let routing = scene.world.observed.routing.as_ref().unwrap();
     let told = serde_json::to_string(routing).unwrap();
     let pods = scene.pods(Component::RemoteExpert);
     assert!(pods.iter().all(|pod| told.contains(&pod.name_any())), "{told}");
-    assert_eq!(scene.world.there.plans.len(), plans);
+    assert_eq!(scene.world.observed.plans.len(), plans);
     assert!(before.is_subset(&scene.uids()));
     scene.busy.values_mut().for_each(|busy| *busy = 0.0);
     scene.requests = 0;
@@ -218,7 +218,7 @@ fn a_forged_replica_asks_for_nothing() {
     forged.metadata.name = Some(format!("{place}-4294967295-0"));
     forged.metadata.uid = Some("forged".to_owned());
     forged.labels_mut().insert("remoe.dev/replica".to_owned(), "4294967295".to_owned());
-    scene.world.there.pods.push(forged);
+    scene.world.observed.pods.push(forged);
     scene.pass(5);
     assert!(scene.mains() <= 4, "{}", scene.mains());
 }

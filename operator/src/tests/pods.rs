@@ -1,8 +1,8 @@
 //! Views of pods, from their status.
 
 use crate::pods::PodView;
+use crate::status_issue::StatusIssue;
 use crate::testing::example::{built, deployment, plan};
-use crate::trouble::Trouble;
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::api::core::v1::Pod;
 use serde_json::{Value, json};
@@ -54,7 +54,7 @@ fn a_function_that_is_not_ready_for_a_while_is_waited_for() {
     }
     let silent = unready(90, json!({}));
     assert_eq!(reason(&silent), Some("NotReady"));
-    assert!(silent.fault.as_ref().is_some_and(Trouble::is_presumed));
+    assert!(silent.fault.as_ref().is_some_and(StatusIssue::is_presumed));
 }
 
 #[test]

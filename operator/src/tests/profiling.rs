@@ -1,7 +1,7 @@
 use crate::manifests::{OperatorEnvironment, profiler};
 use crate::planning::{KnownProfile, Planning, PlanningError};
 use crate::profiling::{from_log, measured, record, shared_with, subject, supplied};
-use crate::testing::example::{around, deployment, facts, plan};
+use crate::testing::example::{deployment, environment, facts, plan};
 use k8s_openapi::api::core::v1::ConfigMap;
 use kube::{Resource, ResourceExt};
 use remoe_api::{Device, MoEDeployment, MoEDeploymentSpec, MoEPlanSpec, ProfileSource, SloSpec};
@@ -53,12 +53,13 @@ fn what_does_not_touch_the_hardware_keeps_its_figures() {
     annotated.metadata.labels = Some([("team".to_owned(), "a".to_owned())].into());
     assert_eq!(base, subject(&annotated, &facts()).unwrap());
     // The pods that are made differ with the image, what they measure does not.
-    let upgraded = OperatorEnvironment { main_image: "main:2".to_owned(), ..around() };
+    let upgraded = OperatorEnvironment { main_image: "main:2".to_owned(), ..environment() };
     let owner = deployment(json!({}));
-    let pod =
-        |around: &OperatorEnvironment| profiler(&owner, &base, 0, &plan(&owner), &facts(), around).unwrap();
-    assert_ne!(pod(&around()), pod(&upgraded));
-    assert_eq!(pod(&around()).name_any(), pod(&upgraded).name_any());
+    let pod = |environment: &OperatorEnvironment| {
+        profiler(&owner, &base, 0, &plan(&owner), &facts(), environment).unwrap()
+    };
+    assert_ne!(pod(&environment()), pod(&upgraded));
+    assert_eq!(pod(&environment()).name_any(), pod(&upgraded).name_any());
 }
 
 #[test]
@@ -129,7 +130,7 @@ fn a_supplied_profile_that_is_not_there_is_named() {
 fn a_profiler_is_where_main_functions_are() {
     let template = json!({"nodeSelector": {"pool": "large"}, "serviceAccountName": "reader"});
     let owner = deployment(json!({"main": {"template": template, "memoryMB": {"min": 200, "max": 40000}}}));
-    let pod = profiler(&owner, "0123456789", 1, &plan(&owner), &facts(), &around()).unwrap();
+    let pod = profiler(&owner, "0123456789", 1, &plan(&owner), &facts(), &environment()).unwrap();
     assert_eq!(pod.name_any(), "remoe-profile-0123456789-1");
     assert!(pod.owner_references().iter().all(|owner| owner.controller == Some(true)));
     assert_eq!(pod.meta().labels.as_ref().unwrap()["app.kubernetes.io/component"], "profiler");
@@ -156,7 +157,7 @@ fn on_gpu() -> MoEDeployment {
 fn profiler_of_a_gpu_deployment_needs_no_gpu() {
     let owner = on_gpu();
     let plan = MoEPlanSpec { device: Device::Cuda, ..plan(&deployment(json!({}))) };
-    let pod = profiler(&owner, "0123456789", 0, &plan, &facts(), &around()).unwrap();
+    let pod = profiler(&owner, "0123456789", 0, &plan, &facts(), &environment()).unwrap();
     let spec = pod.spec.unwrap();
     let container = &spec.containers[0];
     let resources = container.resources.clone().unwrap();
@@ -173,7 +174,7 @@ fn profiler_of_a_gpu_deployment_needs_no_gpu() {
     assert_eq!(hidden.unwrap().value.as_deref(), Some("void"));
     // Without a GPU nothing of that is said.
     let owner = deployment(json!({}));
-    let pod = profiler(&owner, "0123456789", 0, &self::plan(&owner), &facts(), &around()).unwrap();
+    let pod = profiler(&owner, "0123456789", 0, &self::plan(&owner), &facts(), &environment()).unwrap();
     let arguments = pod.spec.unwrap().containers[0].args.clone().unwrap().join(" ");
     assert!(!arguments.contains("--assume-device"), "{arguments}");
 }

@@ -47,15 +47,15 @@ impl Scene {
 
     /// The remote functions that have pods.
     fn alive(&self) -> BTreeSet<String> {
-        let pods = self.world.there.pods.iter();
+        let pods = self.world.observed.pods.iter();
         let remote = pods.filter(|pod| label(&pod.metadata, COMPONENT) == Component::RemoteExpert.name());
         remote.map(|pod| label(&pod.metadata, FUNCTION).to_owned()).collect()
     }
 
     /// Returns the remote functions that main functions call.
     fn routed(&self) -> BTreeSet<String> {
-        let pods = &self.world.there.pods;
-        let table = self.world.there.table(&self.world.owner);
+        let pods = &self.world.observed.pods;
+        let table = self.world.observed.table(&self.world.owner);
         let endpoints = table.entries.values().flat_map(|generation| &generation.endpoints);
         let of = |name: &str| pods.iter().find(|pod| pod.name_any() == name);
         let missing = "a pod that is gone";
@@ -70,7 +70,7 @@ impl Scene {
     }
 
     fn mains(&self) -> BTreeSet<Option<String>> {
-        let pods = self.world.there.pods.iter();
+        let pods = self.world.observed.pods.iter();
         pods.filter(|pod| label(&pod.metadata, COMPONENT) == Component::Main.name())
             .map(ResourceExt::uid)
             .collect()
@@ -78,9 +78,9 @@ impl Scene {
 
     /// Main functions find that `functions` were used.
     fn used(&mut self, functions: &[String]) {
-        let now = self.world.there.now;
-        for heard in self.world.there.heard.values_mut() {
-            heard.used.extend(functions.iter().map(|name| (name.clone(), now)));
+        let now = self.world.observed.now;
+        for heard in self.world.observed.heard.values_mut() {
+            heard.recently_used.extend(functions.iter().map(|name| (name.clone(), now)));
         }
     }
 
@@ -115,12 +115,16 @@ fn idle_group_ends_and_wakes_for_its_requests() {
     assert!(steps.settled && steps.writes.is_empty(), "{:?}", steps.writes);
     let watched = scene.world.groups.watched.clone().unwrap();
     assert_eq!((watched.hosted.len(), &watched.asleep), (all.len(), &set(idle)));
-    assert!(steps.partners.iter().all(|partner| partner.watched.as_ref() == Some(&watched)));
+    assert!(steps.polled_mains.iter().all(|polled_main| polled_main.watched.as_ref() == Some(&watched)));
     // A look is due before the next window ends.
-    assert!(steps.look_again <= std::time::Duration::from_secs(WINDOW as u64 + 2), "{:?}", steps.look_again);
-    let paid: BTreeSet<&str> =
+    assert!(
+        steps.requeue_after <= std::time::Duration::from_secs(WINDOW as u64 + 2),
+        "{:?}",
+        steps.requeue_after
+    );
+    let billed_pods: BTreeSet<&str> =
         scene.world.demand().spec.functions.iter().map(|pod| pod.tier.as_str()).collect();
-    assert_eq!(paid.len(), 2, "what sleeps costs nothing: {paid:?}");
+    assert_eq!(billed_pods.len(), 2, "what sleeps costs nothing: {billed_pods:?}");
 
     scene.used(&idle[..1]);
     let changes = {
@@ -151,8 +155,8 @@ fn a_new_leader_opens_the_windows_again_and_knows_who_sleeps() {
     let all = scene.all.clone();
     scene.rest(&all[..1]);
     // The new leader does not know what was used.
-    scene.world.there.heard.values_mut().for_each(|heard| heard.used.clear());
-    scene.world.there.since = scene.world.there.now;
+    scene.world.observed.heard.values_mut().for_each(|heard| heard.recently_used.clear());
+    scene.world.observed.since = scene.world.observed.now;
     for _ in 0..WINDOW - 2 {
         scene.pass(&[]);
     }
@@ -168,12 +172,12 @@ fn one_that_does_not_start_holds_nothing_up() {
     scene.rest(&[]);
     scene.used(&all[..2]);
     let of = |scene: &Scene, name: &str| {
-        scene.world.there.pods.iter().position(|pod| label(&pod.metadata, FUNCTION) == name)
+        scene.world.observed.pods.iter().position(|pod| label(&pod.metadata, FUNCTION) == name)
     };
     for _ in 0..WINDOW {
         scene.pass(&all[..2]);
         if let Some(at) = of(&scene, &all[0]) {
-            scene.world.there.pods.remove(at);
+            scene.world.observed.pods.remove(at);
         }
     }
     assert_eq!(scene.routed(), set(&all[1..2]));
@@ -198,8 +202,8 @@ fn killed_after_any_write_groups_sleep_and_wake() {
             left = match left.map(|left| left.saturating_sub(made)) {
                 Some(0) => {
                     // Another one leads.
-                    scene.world.there.heard.values_mut().for_each(|heard| heard.used.clear());
-                    scene.world.there.since = scene.world.there.now;
+                    scene.world.observed.heard.values_mut().for_each(|heard| heard.recently_used.clear());
+                    scene.world.observed.since = scene.world.observed.now;
                     None
                 }
                 left => left,
@@ -235,7 +239,7 @@ fn a_wake_starts_what_those_who_wait_need() {
     let mut sequence = 0;
     let mut say = |scene: &mut Scene, waiting: u32, mix: Option<RequestMix>| {
         sequence += 1;
-        let (turn, now) = (scene.world.demand().spec.turn, MicroTime(scene.world.there.now));
+        let (turn, now) = (scene.world.demand().spec.turn, MicroTime(scene.world.observed.now));
         let last_active = if waiting > 0 { now } else { MicroTime(jiff::Timestamp::UNIX_EPOCH) };
         scene.world.say(GatewayDemand {
             uid: "a".to_owned(),
@@ -252,7 +256,7 @@ fn a_wake_starts_what_those_who_wait_need() {
         });
     };
     for _ in 0..ENOUGH {
-        if scene.world.demand().spec.phase == DemandPhase::Asleep && scene.world.there.pods.is_empty() {
+        if scene.world.demand().spec.phase == DemandPhase::Asleep && scene.world.observed.pods.is_empty() {
             break;
         }
         say(&mut scene, 0, None);
@@ -291,9 +295,9 @@ fn a_wake_starts_what_those_who_wait_need() {
     assert_eq!(scene.world.demand().spec.phase, DemandPhase::Active);
     assert_eq!((scene.alive(), scene.routed()), (expected.clone(), expected));
     // A function whose use was not predicted wakes when it is used.
-    let before = scene.world.there.now;
+    let before = scene.world.observed.now;
     scene.used(&all);
     scene.rest(&all);
     assert_eq!(scene.routed(), set(&all));
-    assert!(scene.world.there.now.duration_since(before) >= SignedDuration::from_secs(1));
+    assert!(scene.world.observed.now.duration_since(before) >= SignedDuration::from_secs(1));
 }

@@ -1,13 +1,13 @@
 //! The pure step of pods and routing in a simulated cluster, with faults and interrupted steps.
 
-use crate::fleet::{OtherFunctions, SilentFunctions};
+use crate::fleet::{FunctionCounts, OtherDeployments};
 use crate::manifests::{Function, Hosted, Revision};
 use crate::names::PodName;
 use crate::pods::PodView;
-use crate::rollout::{Creation, Rollout, RolloutInput, orders, step};
+use crate::rollout::{Creation, Rollout, RolloutInput, desired_generations, step};
 use crate::routing::{Generation, MOST_GENERATIONS, RoutingTable};
+use crate::status_issue::{NOT_READY, StatusIssue};
 use crate::testing::example::{built, deployment, plan, plan_of_groups};
-use crate::trouble::{NOT_READY, Trouble};
 use crate::write::Deletion;
 use jiff::{SignedDuration, Timestamp};
 use proptest::prelude::*;
@@ -25,7 +25,7 @@ pub struct World {
     pub target: Revision,
     strategy: RolloutStrategy,
     certified: bool,
-    others: OtherFunctions,
+    others: OtherDeployments,
     pub table: RoutingTable,
     pub pods: Vec<PodView>,
     now: Timestamp,
@@ -45,7 +45,7 @@ impl World {
             target,
             strategy: RolloutStrategy::Surge,
             certified: true,
-            others: OtherFunctions::default(),
+            others: OtherDeployments::default(),
             table: RoutingTable::default(),
             pods: Vec::new(),
             now: "2026-01-01T00:00:00Z".parse().unwrap(),
@@ -127,7 +127,7 @@ impl World {
             restarts: 0,
             faulty_at: None,
             fault: None,
-            trouble: None,
+            issue: None,
             in_force: None,
             placement: String::new(),
         });
@@ -187,7 +187,7 @@ impl World {
 
     fn write(&mut self, table: &RoutingTable) {
         // What was spoiled is not written before it is healed.
-        if !table.spoiled {
+        if !table.corrupted {
             self.table = RoutingTable::from_record(&table.record(&deployment(json!({}))));
         }
     }
@@ -200,7 +200,7 @@ impl World {
             return;
         }
         self.uids += 1;
-        let fault = Some(Trouble::new("PodFailed", "it never worked"));
+        let fault = Some(StatusIssue::new("PodFailed", "it never worked"));
         let uid = format!("stranger-{}", self.uids);
         let ready = false;
         self.pods.push(PodView { name, uid, owned, ends_by: None, ready, fault, in_force: None, ..pod });
@@ -251,7 +251,7 @@ impl World {
 
 /// The main functions that are told of a generation: those that are known to be behind it.
 fn pushes<'a>(table: &'a RoutingTable, pods: &'a [PodView]) -> Vec<(&'a PodView, &'a Generation)> {
-    let known = orders(table, pods).filter_map(|(pod, generation)| Some((pod, generation?)));
+    let known = desired_generations(table, pods).filter_map(|(pod, generation)| Some((pod, generation?)));
     known.filter(|(pod, generation)| pod.in_force.is_some_and(|number| number < generation.number)).collect()
 }
 
@@ -313,7 +313,7 @@ enum PodIncident {
     Stranger(usize, u32, bool),
 }
 
-fn happening() -> impl Strategy<Value = PodIncident> {
+fn event() -> impl Strategy<Value = PodIncident> {
     prop_oneof![
         1 => (0..12_usize).prop_map(PodIncident::Crash),
         1 => (0..12_usize).prop_map(PodIncident::Evict),
@@ -362,12 +362,12 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 512, ..ProptestConfig::default() })]
 
     #[test]
-    fn whatever_happens_it_ends_as_wanted(happenings in prop::collection::vec(happening(), 0..60)) {
+    fn whatever_happens_it_ends_as_wanted(events in prop::collection::vec(event(), 0..60)) {
         let revisions = revisions();
         let mut world = World::new(revisions[0].clone());
-        for happening in happenings {
+        for event in events {
             let pods = world.pods.len().max(1);
-            match happening {
+            match event {
                 // A step of which only the first writes were made: the operator was killed.
                 PodIncident::Step(writes) => { let steps = world.steps(); world.act(&steps, writes) }
                 PodIncident::Run => world.run(),
@@ -377,7 +377,7 @@ proptest! {
                 PodIncident::Stranger(index, incarnation, owned) => world.stranger(index, incarnation, owned),
                 PodIncident::Crash(index) | PodIncident::Evict(index) => {
                     if let Some(pod) = world.pods.get_mut(index % pods) {
-                        pod.fault = Some(Trouble::new("CrashLooping", "it crashed"));
+                        pod.fault = Some(StatusIssue::new("CrashLooping", "it crashed"));
                         pod.ready = false;
                     }
                 }
@@ -456,7 +456,7 @@ fn failing_replica_slot_is_refilled_with_growing_backoff() {
         world.act(&steps, usize::MAX);
         world.run();
         for pod in &mut world.pods {
-            pod.fault = Some(Trouble::new("CrashLooping", "it crashed"));
+            pod.fault = Some(StatusIssue::new("CrashLooping", "it crashed"));
         }
     }
     let gaps: Vec<i64> =
@@ -541,7 +541,7 @@ fn numbers_out_of_sequence_are_replaced() {
         let mut world = World::new(revisions().remove(1));
         world.settle();
         world.poison(number);
-        assert!(world.table.spoiled && world.table.entries.is_empty());
+        assert!(world.table.corrupted && world.table.entries.is_empty());
         // One that may know better says nothing: nothing is written, and nothing told.
         let silent = world.pods.iter().position(|pod| pod.is_main).unwrap();
         world.pods[silent].in_force = None;
@@ -580,9 +580,9 @@ fn a_main_function_that_nothing_can_follow_is_replaced_alone() {
 }
 
 /// Has the pods at `indices` be silent.
-fn silence(world: &mut World, indices: &[usize]) {
+fn function_counts(world: &mut World, indices: &[usize]) {
     for &index in indices {
-        world.pods[index].fault = Some(Trouble::new(NOT_READY, "silent"));
+        world.pods[index].fault = Some(StatusIssue::new(NOT_READY, "silent"));
         world.pods[index].ready = false;
     }
 }
@@ -594,7 +594,7 @@ fn pods_that_fall_silent_together_are_left_alone() {
     let count = world.pods.len();
     assert!(count >= 6, "{count} pods");
     let many: Vec<usize> = (0..=count / 3).collect();
-    silence(&mut world, &many);
+    function_counts(&mut world, &many);
     let steps = world.steps();
     assert_eq!((steps.create.len(), steps.delete.len()), (0, 0));
     assert_eq!(steps.held.as_ref().map(|held| held.reason), Some("ManyNotReady"));
@@ -608,7 +608,7 @@ fn pods_that_fall_silent_together_are_left_alone() {
     assert!(world.pods.iter().all(|pod| pod.name.incarnation == 0), "nothing was replaced");
     // Those that certainly ended are replaced, however many they are.
     for pod in &mut world.pods {
-        pod.fault = Some(Trouble::new("PodFailed", "evicted"));
+        pod.fault = Some(StatusIssue::new("PodFailed", "evicted"));
         pod.ready = false;
     }
     let steps = world.steps();
@@ -620,9 +620,9 @@ fn pods_that_fall_silent_together_are_left_alone() {
 fn functions_of_many_silent_deployments_are_not_replaced() {
     let mut world = World::new(revisions().remove(1));
     world.settle();
-    silence(&mut world, &[0]);
+    function_counts(&mut world, &[0]);
     assert_eq!(world.steps().create.len(), 1);
-    world.others.namespace = SilentFunctions { there: 40, silent: 20, coming: 0 };
+    world.others.namespace = FunctionCounts { functions: 40, unready: 20, replacing: 0 };
     for _ in 0..120 {
         let steps = world.steps();
         assert_eq!((steps.create.len(), steps.delete.len()), (0, 0));
@@ -631,19 +631,19 @@ fn functions_of_many_silent_deployments_are_not_replaced() {
         world.now = world.now.checked_add(SignedDuration::from_secs(1)).unwrap();
     }
     // A node that is gone for good says so itself.
-    world.pods[0].fault = Some(Trouble::new("NodeLost", "node lost"));
+    world.pods[0].fault = Some(StatusIssue::new("NodeLost", "node lost"));
     assert_eq!(world.steps().create.len(), 1);
     // Others are being replaced already.
-    silence(&mut world, &[0]);
-    world.others.namespace = SilentFunctions { there: 40, silent: 2, coming: 11 };
+    function_counts(&mut world, &[0]);
+    world.others.namespace = FunctionCounts { functions: 40, unready: 2, replacing: 11 };
     assert_eq!(world.steps().create.len(), 0);
-    world.others.namespace.coming = 9;
+    world.others.namespace.replacing = 9;
     assert_eq!(world.steps().create.len(), 1);
 }
 
 /// Returns the state of deployments in other namespaces than the world's own.
-fn elsewhere(silences: &[(&str, SilentFunctions)]) -> OtherFunctions {
-    OtherFunctions::of("default", silences.iter().copied())
+fn elsewhere(silences: &[(&str, FunctionCounts)]) -> OtherDeployments {
+    OtherDeployments::of("default", silences.iter().copied())
 }
 
 /// The way to the nodes is cut, and each tenant has one small deployment.
@@ -651,13 +651,12 @@ fn elsewhere(silences: &[(&str, SilentFunctions)]) -> OtherFunctions {
 fn functions_of_many_silent_namespaces_are_not_replaced() {
     let mut world = World::new(revisions().remove(1));
     world.settle();
-    silence(&mut world, &[0]);
+    function_counts(&mut world, &[0]);
     let (silent, sound) = (
-        SilentFunctions { there: 4, silent: 2, coming: 0 },
-        SilentFunctions { there: 4, silent: 1, coming: 0 },
+        FunctionCounts { functions: 4, unready: 2, replacing: 0 },
+        FunctionCounts { functions: 4, unready: 1, replacing: 0 },
     );
-    world.others =
-        elsewhere(&[("a", silent), ("b", silent), ("c", sound), ("d", SilentFunctions::default())]);
+    world.others = elsewhere(&[("a", silent), ("b", silent), ("c", sound), ("d", FunctionCounts::default())]);
     let steps = world.steps();
     assert_eq!((steps.create.len(), steps.delete.len()), (0, 0));
     assert_eq!(steps.held.as_ref().map(|held| held.reason), Some("ManyNotReady"));
@@ -671,23 +670,23 @@ fn functions_of_many_silent_namespaces_are_not_replaced() {
 fn failures_in_one_namespace_delay_no_other_namespace() {
     let mut world = World::new(revisions().remove(1));
     world.settle();
-    silence(&mut world, &[0]);
-    let broken = SilentFunctions { there: 50, silent: 50, coming: 0 };
-    let endless = SilentFunctions { there: 50, silent: 0, coming: 50 };
+    function_counts(&mut world, &[0]);
+    let broken = FunctionCounts { functions: 50, unready: 50, replacing: 0 };
+    let endless = FunctionCounts { functions: 50, unready: 0, replacing: 50 };
     for others in [[broken, broken], [endless, endless], [broken, endless]] {
-        let others = others.map(|silence| ("tenant", silence));
+        let others = others.map(|function_counts| ("tenant", function_counts));
         world.others = elsewhere(&others);
         let steps = world.steps();
         assert_eq!((steps.create.len(), &steps.held), (1, &None), "{others:?}");
         // Of its own namespace it is not left alone by them.
-        world.others = OtherFunctions::of("tenant", others);
+        world.others = OtherDeployments::of("tenant", others);
         assert_eq!(world.steps().create.len(), 0, "{others:?}");
     }
     // Nor do many tenants together, each of which has what it may have; but no more than one is left then.
     let tenants: Vec<String> = (0..40).map(|number| format!("tenant-{number}")).collect();
-    let one = SilentFunctions { there: 1, silent: 0, coming: 1 };
-    silence(&mut world, &[0, 1]);
-    world.others = OtherFunctions::of("default", tenants.iter().map(|tenant| (tenant.as_str(), one)));
+    let one = FunctionCounts { functions: 1, unready: 0, replacing: 1 };
+    function_counts(&mut world, &[0, 1]);
+    world.others = OtherDeployments::of("default", tenants.iter().map(|tenant| (tenant.as_str(), one)));
     let steps = world.steps();
     assert_eq!(steps.create.len(), 1);
     world.act(&steps, usize::MAX);
@@ -700,14 +699,14 @@ fn replacements_are_limited_in_a_namespace_and_among_all() {
     let mut world = World::new(revisions().remove(1));
     world.settle();
     let count = world.pods.len();
-    silence(&mut world, &[0, 1]);
-    let mut left = |namespace: SilentFunctions, others: &[(&str, SilentFunctions)]| {
-        world.others = OtherFunctions { namespace, ..elsewhere(others) };
+    function_counts(&mut world, &[0, 1]);
+    let mut left = |namespace: FunctionCounts, others: &[(&str, FunctionCounts)]| {
+        world.others = OtherDeployments { namespace, ..elsewhere(others) };
         world.steps().create.len()
     };
-    let of = |there, coming| SilentFunctions { there, silent: 0, coming };
+    let of = |there, coming| FunctionCounts { functions: there, unready: 0, replacing: coming };
     let at_once = (count / 4).max(1);
-    assert_eq!(left(SilentFunctions::default(), &[]), at_once);
+    assert_eq!(left(FunctionCounts::default(), &[]), at_once);
     assert_eq!(left(of(2, 3), &[]), 0);
     assert_eq!(left(of(400, 3), &[]), at_once);
     // Elsewhere a quarter of each counts at most, so that what a namespace may have is there for it.
@@ -718,7 +717,7 @@ fn replacements_are_limited_in_a_namespace_and_among_all() {
 fn silent_pods_are_replaced_one_after_the_other() {
     let mut world = World::new(revisions().remove(1));
     world.settle();
-    silence(&mut world, &[0, 1]);
+    function_counts(&mut world, &[0, 1]);
     let steps = world.steps();
     assert_eq!((steps.create.len(), &steps.held), (1, &None));
     assert!(steps.delete.iter().all(|deletion| deletion.grace_seconds == Some(45)));

@@ -69,11 +69,11 @@ fn gateways_ask_for_the_name_after_a_rotation() {
         mains.map(|main| main.identity.clone().unwrap()).collect::<Vec<_>>()
     };
     let before = asked(&world);
-    let pods = world.there.pods.clone();
+    let pods = world.observed.pods.clone();
     world.owner.annotations_mut().insert(IDENTITY_ROTATED_AT.to_owned(), "2".to_owned());
     world.settle();
     let after = asked(&world);
     assert_eq!(after, [identity_of(&world.owner, Component::Main).to_string()]);
     assert_ne!(before, after);
-    assert_eq!(world.there.pods.len(), pods.len(), "no pod is replaced");
+    assert_eq!(world.observed.pods.len(), pods.len(), "no pod is replaced");
 }

@@ -51,7 +51,7 @@ impl Scene {
     pub(crate) fn say(&mut self, uid: &str, waiting: u32, in_flight: u32, mix: Option<RequestMix>) {
         self.sequence += 1;
         if waiting + in_flight > 0 {
-            self.active = self.world.there.now;
+            self.active = self.world.observed.now;
         }
         let entry = GatewayDemand {
             uid: uid.to_owned(),
@@ -100,15 +100,16 @@ impl Scene {
 
     /// Lets so many seconds pass without a look.
     pub fn pass(&mut self, seconds: i64) {
-        self.world.there.now = self.world.there.now.checked_add(SignedDuration::from_secs(seconds)).unwrap();
+        self.world.observed.now =
+            self.world.observed.now.checked_add(SignedDuration::from_secs(seconds)).unwrap();
     }
 
     pub(crate) fn newest(&self) -> &MoEPlan {
-        self.world.there.plans.last().unwrap()
+        self.world.observed.plans.last().unwrap()
     }
 
     pub(crate) fn pods(&self, component: Component) -> BTreeSet<String> {
-        let pods = self.world.there.pods.iter();
+        let pods = self.world.observed.pods.iter();
         pods.filter(|pod| label(&pod.metadata, COMPONENT) == component.name())
             .map(ResourceExt::name_any)
             .collect()

@@ -59,20 +59,20 @@ impl Scene {
     }
 
     fn mains(&self) -> BTreeSet<String> {
-        let mains = self.world.there.pods.iter();
+        let mains = self.world.observed.pods.iter();
         let mains = mains.filter(|pod| label(&pod.metadata, COMPONENT) == Component::Main.name());
         mains.filter_map(ResourceExt::uid).collect()
     }
 
     fn ask(&mut self, gateway: usize, requests: u32) {
         self.gateways[gateway].waiting += requests;
-        self.gateways[gateway].active = Some(MicroTime(self.world.there.now));
+        self.gateways[gateway].active = Some(MicroTime(self.world.observed.now));
     }
 
     /// Has the operator look once, and killed after `most` writes. Returns how many it made.
     fn operate(&mut self, most: usize) -> usize {
         let steps = self.world.look().1;
-        let before = self.world.there.demand.clone();
+        let before = self.world.observed.demand.clone();
         let ends = steps.writes.iter().any(|write| matches!(write, Write::Delete(_)));
         let made = self.world.write(&steps, most);
         let is_asleep = before.is_some() && self.phase() == DemandPhase::Asleep;
@@ -90,7 +90,7 @@ impl Scene {
     /// A second of nodes, gateways and clients.
     fn pass(&mut self) {
         self.world.run();
-        let serves = self.world.there.pods.iter().any(|pod| {
+        let serves = self.world.observed.pods.iter().any(|pod| {
             label(&pod.metadata, COMPONENT) == Component::Main.name()
                 && pod.status.as_ref().is_some_and(|status| {
                     status
@@ -100,8 +100,8 @@ impl Scene {
                         .any(|each| each.type_ == "Ready" && each.status == "True")
                 })
         });
-        let now = MicroTime(self.world.there.now);
-        let Some(demand) = self.world.there.demand.clone() else { return };
+        let now = MicroTime(self.world.observed.now);
+        let Some(demand) = self.world.observed.demand.clone() else { return };
         for gateway in self.gateways.iter_mut().filter(|gateway| !gateway.is_cut_off) {
             if gateway.in_flight > 0 {
                 gateway.served += std::mem::take(&mut gateway.in_flight);
@@ -155,7 +155,7 @@ impl Scene {
             self.pass();
         }
         assert_eq!(self.phase(), DemandPhase::Asleep, "{:?}", self.gateways);
-        assert!(self.world.there.pods.is_empty(), "an orphan");
+        assert!(self.world.observed.pods.is_empty(), "an orphan");
         assert!(self.gateways.iter().all(|gateway| gateway.waiting + gateway.in_flight == 0));
         assert_eq!(self.world.look().1.writes, []);
     }
@@ -169,7 +169,7 @@ fn idle_functions_end_and_fifty_requests_wake_them_once() {
         scene.until(DemandPhase::Asleep);
         scene.operate(usize::MAX);
         let steps = scene.world.look().1;
-        assert!(scene.world.there.pods.is_empty() && steps.settled && steps.partners.is_empty());
+        assert!(scene.world.observed.pods.is_empty() && steps.settled && steps.polled_mains.is_empty());
         assert_eq!(scene.world.demand().spec.functions, [], "what sleeps costs nothing");
         scene.ask(0, 49);
         scene.ask(1, 1);
@@ -279,7 +279,7 @@ fn a_gateway_that_says_nothing_holds_sleep_up_until_it_is_dead() {
         scene.pass();
     }
     assert_eq!(scene.phase(), DemandPhase::Draining);
-    scene.world.there.gateways.remove("b");
+    scene.world.observed.gateways.remove("b");
     scene.quiet();
     let left: Vec<&str> = scene.world.demand().gateways().iter().map(|entry| entry.uid.as_str()).collect();
     assert_eq!(left, ["a"], "what it said is forgotten");
@@ -289,7 +289,7 @@ fn a_gateway_that_says_nothing_holds_sleep_up_until_it_is_dead() {
 fn a_new_leader_opens_the_window_again() {
     let mut scene = Scene::new(&["a"]);
     scene.until(DemandPhase::Draining);
-    scene.world.there.since = scene.world.there.now;
+    scene.world.observed.since = scene.world.observed.now;
     let mains = scene.mains();
     scene.until(DemandPhase::Active);
     assert_eq!(scene.mains(), mains);
@@ -321,7 +321,7 @@ fn killed_after_any_write_it_falls_asleep_and_wakes() {
                 left -= scene.operate(left).min(left);
             } else {
                 // Another operator leads: it begins with what is there.
-                scene.world.there.heard.clear();
+                scene.world.observed.heard.clear();
                 scene.operate(usize::MAX);
             }
             scene.pass();
@@ -355,9 +355,9 @@ proptest! {
                     asked += number;
                 }
                 2 => scene.gateways[which].is_cut_off = !scene.gateways[which].is_cut_off,
-                3 if !scene.world.there.pods.is_empty() => {
-                    let gone = which % scene.world.there.pods.len();
-                    scene.world.there.pods.remove(gone);
+                3 if !scene.world.observed.pods.is_empty() => {
+                    let gone = which % scene.world.observed.pods.len();
+                    scene.world.observed.pods.remove(gone);
                 }
                 4 => { scene.operate(number as usize); }
                 _ => { scene.operate(usize::MAX); }
@@ -379,7 +379,7 @@ fn without_gateways_nothing_sleeps() {
         world.run();
     }
     let steps = world.look().1;
-    assert_eq!((steps.writes, steps.troubles[0].reason), (vec![], "NoGateway"));
+    assert_eq!((steps.writes, steps.issues[0].reason), (vec![], "NoGateway"));
 }
 
 /// Nodes look once a second, and a client may be waiting.
@@ -390,13 +390,13 @@ fn serving_function_is_routed_to_before_its_node_reports_it() {
     for _ in 0..ENOUGH {
         let steps = world.look().1;
         world.write(&steps, usize::MAX);
-        if world.there.pods.iter().any(|pod| is_remote(&pod)) {
+        if world.observed.pods.iter().any(|pod| is_remote(&pod)) {
             break;
         }
         world.run();
     }
-    let now = world.there.now.to_string();
-    for (index, pod) in world.there.pods.iter_mut().enumerate() {
+    let now = world.observed.now.to_string();
+    for (index, pod) in world.observed.pods.iter_mut().enumerate() {
         let status = json!({"phase": "Running", "podIP": format!("10.0.0.{}", index + 1), "startTime": now,
             "conditions": [{"type": "Ready", "status": "False", "lastTransitionTime": now}]});
         pod.status = serde_json::from_value(status).unwrap();
@@ -404,20 +404,20 @@ fn serving_function_is_routed_to_before_its_node_reports_it() {
     let is_told =
         |world: &mut World| world.look().1.writes.iter().any(|write| matches!(write, Write::Routing(_)));
     let mains_start = |world: &mut World| {
-        let partners = world.look().1.partners;
-        assert!(!partners.is_empty());
-        partners.iter().all(|main| main.starting)
+        let polled_mains = world.look().1.polled_mains;
+        assert!(!polled_mains.is_empty());
+        polled_mains.iter().all(|main| main.starting)
     };
     assert!(!is_told(&mut world), "no gateway has reported");
     assert!(mains_start(&mut world));
-    let uids = world.there.pods.iter().filter(is_remote).filter_map(ResourceExt::uid);
-    world.there.serving = uids.map(|uid| (uid, 0)).collect();
-    assert!(!world.there.serving.is_empty());
+    let uids = world.observed.pods.iter().filter(is_remote).filter_map(ResourceExt::uid);
+    world.observed.serving = uids.map(|uid| (uid, 0)).collect();
+    assert!(!world.observed.serving.is_empty());
     assert!(is_told(&mut world));
     let containers = |world: &mut World, started: bool, restarts: i32, state: &str| {
         let state: Value =
             json!({state: if state == "terminated" { json!({"exitCode": 1}) } else { json!({}) }});
-        for pod in &mut world.there.pods {
+        for pod in &mut world.observed.pods {
             pod.status.as_mut().unwrap().container_statuses =
                 serde_json::from_value(json!([{"name": "x", "image": "x", "imageID": "x", "ready": false,
                     "restartCount": restarts, "started": started, "state": state}]))
@@ -433,8 +433,8 @@ fn serving_function_is_routed_to_before_its_node_reports_it() {
     assert!(!is_told(&mut world), "another one loads");
     // Once its node has seen it ready, that it is not any more is the node's to say.
     containers(&mut world, true, 0, "running");
-    let later = world.there.now.checked_add(jiff::SignedDuration::from_secs(30)).unwrap().to_string();
-    for pod in &mut world.there.pods {
+    let later = world.observed.now.checked_add(jiff::SignedDuration::from_secs(30)).unwrap().to_string();
+    for pod in &mut world.observed.pods {
         let condition = &mut pod.status.as_mut().unwrap().conditions.as_mut().unwrap()[0];
         condition.last_transition_time = serde_json::from_value(json!(later)).unwrap();
     }

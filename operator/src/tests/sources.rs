@@ -1,7 +1,7 @@
 use crate::manifests::{OperatorEnvironment, frame};
 use crate::plan::PlanState;
 use crate::sources::{SourceRefusal, Sources};
-use crate::testing::example::{around, deployment};
+use crate::testing::example::{deployment, environment};
 use crate::testing::world::World;
 use crate::write::Write;
 use ipnet::IpNet;
@@ -27,30 +27,30 @@ fn hub() -> Value {
 #[test]
 fn source_outside_the_list_gets_a_condition_and_no_pod() {
     let mut world = World::new(hub());
-    world.around.sources = sources(&["*.example", "10.1.2.0/24"], false);
+    world.environment.sources = sources(&["*.example", "10.1.2.0/24"], false);
     for _ in 0..3 {
         let (planned, steps, status) = world.look_and_state();
         assert!(matches!(planned.state, PlanState::Refused(_)), "{:?}", planned.state);
         assert!(!steps.writes.iter().any(|write| matches!(write, Write::Create(_))));
         let planned = status.condition(ConditionType::Planned).unwrap();
         assert_eq!(planned.reason, "SourceNotAllowed");
-        for part in ["spec.model.source", "huggingface.co", "*.example,10.1.2.0/24", "sources.allowed"] {
+        for part in ["spec.model.source", "huggingface.co", "*.example,10.1.2.0/24", "sources.policy"] {
             assert!(planned.message.contains(part), "{}", planned.message);
         }
         world.write(&steps, usize::MAX);
     }
-    assert!(world.there.pods.is_empty());
-    world.around.sources = sources(&["huggingface.co"], false);
+    assert!(world.observed.pods.is_empty());
+    world.environment.sources = sources(&["huggingface.co"], false);
     world.settle();
-    assert!(!world.there.pods.is_empty());
+    assert!(!world.observed.pods.is_empty());
 }
 
 #[test]
 fn functions_stay_when_their_source_leaves_the_list() {
     let mut world = World::new(hub());
     world.settle();
-    let before: Vec<String> = world.there.pods.iter().map(ResourceExt::name_any).collect();
-    world.around.sources = sources(&["*.example"], false);
+    let before: Vec<String> = world.observed.pods.iter().map(ResourceExt::name_any).collect();
+    world.environment.sources = sources(&["*.example"], false);
     let (planned, steps, status) = world.look_and_state();
     assert!(planned.target.is_none());
     let touches = |write: &Write| matches!(write, Write::Create(_) | Write::Delete(_));
@@ -105,10 +105,13 @@ fn ambient_credentials_take_spec_and_cluster() {
     assert_eq!(checked(&sources(&["*"], true), asked.clone()), Ok(()));
     let told = |model: &Value, ambient| {
         let mut world = World::new(json!({ "model": model }));
-        world.around.sources = sources(&["*"], ambient);
+        world.environment.sources = sources(&["*"], ambient);
         world.settle();
-        let all =
-            world.there.pods.iter().map(|pod| pod.spec.clone().unwrap().containers.remove(0).args.unwrap());
+        let all = world
+            .observed
+            .pods
+            .iter()
+            .map(|pod| pod.spec.clone().unwrap().containers.remove(0).args.unwrap());
         all.map(|arguments| arguments.iter().any(|argument| argument == "--ambient-credentials"))
             .collect::<Vec<_>>()
     };
@@ -133,15 +136,15 @@ fn lets(rules: &[NetworkPolicyEgressRule], address: &str, port: i32) -> bool {
     })
 }
 
-fn egress(owner: &MoEDeployment, around: &OperatorEnvironment) -> Vec<Vec<NetworkPolicyEgressRule>> {
-    let policies = frame(owner, around).network_policies.into_iter();
+fn egress(owner: &MoEDeployment, environment: &OperatorEnvironment) -> Vec<Vec<NetworkPolicyEgressRule>> {
+    let policies = frame(owner, environment).network_policies.into_iter();
     policies.map(|policy| policy.spec.unwrap().egress.unwrap_or_default()).collect()
 }
 
 #[test]
 fn policies_of_pods_that_fetch_leave_out_private_addresses() {
     let fetching = deployment(json!({"model": {"source": "s3://bucket/x", "ambientCredentials": true}}));
-    let with = |sources| OperatorEnvironment { sources, ..around() };
+    let with = |sources| OperatorEnvironment { sources, ..environment() };
     let plain = with(sources(&["*"], false));
     let listed = with(sources(&["*", "10.43.7.0/24", "!10.43.7.9/32", "!52.0.0.0/8"], true));
     for rules in egress(&fetching, &plain) {

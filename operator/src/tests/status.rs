@@ -5,7 +5,7 @@ use crate::manifests::{LOAD_SECONDS, Revision};
 use crate::names::PodName;
 use crate::plan::PlanState;
 use crate::pods::PodView;
-use crate::scale::Demanded;
+use crate::scale::DemandDecision;
 use crate::status::{Findings, status};
 use crate::testing::example::{built, deployment, plan};
 use jiff::{SignedDuration, Timestamp};
@@ -48,7 +48,7 @@ impl Scene {
                     restarts: 0,
                     faulty_at: None,
                     fault: None,
-                    trouble: None,
+                    issue: None,
                     in_force: None,
                     placement: String::new(),
                 });
@@ -69,8 +69,8 @@ impl Scene {
             running: Some(&self.revision.plan),
             serving: self.serving.clone(),
             pods: &self.pods,
-            troubles: Vec::new(),
-            demanded: &Demanded::always(),
+            issues: Vec::new(),
+            demanded: &DemandDecision::always(),
             per_hour: 21_000_000,
             saved: Some(-1_234_567_890),
             settled,

@@ -4,7 +4,7 @@ use crate::digest::digest;
 use crate::manifests::{Revision, plan_hash, revision};
 use crate::planning::account;
 use crate::routing::RoutingTable;
-use crate::testing::example::around;
+use crate::testing::example::environment;
 use crate::testing::world::World;
 use crate::write::Write;
 use kube::ResourceExt;
@@ -38,7 +38,7 @@ fn read<T: serde::de::DeserializeOwned>(text: &str) -> T {
 
 fn stored() -> (MoEDeployment, MoEPlanSpec, Revision) {
     let (owner, plan): (MoEDeployment, MoEPlan) = (read(DEPLOYMENT), read(PLAN));
-    let revision = revision(&owner, "9d608da1a3", &plan.spec, &around()).unwrap();
+    let revision = revision(&owner, "9d608da1a3", &plan.spec, &environment()).unwrap();
     (owner, plan.spec, revision)
 }
 
@@ -80,7 +80,7 @@ fn its_functions_are_those_of_its_plan() {
 fn what_config_maps_kept_is_recorded_and_nothing_restarts() {
     let mut world = World::new(json!({"replicas": 2}));
     world.settle();
-    let before = world.there.clone();
+    let before = world.observed.clone();
     world.keep_in_config_maps();
     let (_, steps) = world.look();
     let mut kinds: Vec<&str> = steps
@@ -95,16 +95,16 @@ fn what_config_maps_kept_is_recorded_and_nothing_restarts() {
         .collect();
     kinds.sort_unstable();
     assert_eq!(kinds, ["facts", "profile", "routing"]);
-    assert!(steps.settled && steps.troubles.is_empty(), "{:?}", steps.troubles);
+    assert!(steps.settled && steps.issues.is_empty(), "{:?}", steps.issues);
     world.settle();
     let pods = |world: &[k8s_openapi::api::core::v1::Pod]| -> Vec<_> {
         world.iter().map(ResourceExt::uid).collect()
     };
-    assert_eq!(pods(&world.there.pods), pods(&before.pods));
-    let table = RoutingTable::from_record(world.there.routing.as_ref().unwrap());
+    assert_eq!(pods(&world.observed.pods), pods(&before.pods));
+    let table = RoutingTable::from_record(world.observed.routing.as_ref().unwrap());
     assert_eq!(table, RoutingTable::from_record(before.routing.as_ref().unwrap()));
-    assert_eq!(world.there.details.profiles, before.details.profiles);
-    assert_eq!(world.there.model.unwrap().spec, before.model.unwrap().spec);
+    assert_eq!(world.observed.details.profiles, before.details.profiles);
+    assert_eq!(world.observed.model.unwrap().spec, before.model.unwrap().spec);
 }
 
 /// Others can write ConfigMaps: what the status does not bear out is found out again.
@@ -122,6 +122,6 @@ fn config_maps_unconfirmed_by_status_are_ignored() {
 
     // One that never ran has none, whatever lies there by its name.
     let mut fresh = World::new(json!({}));
-    fresh.there.details.maps = world.there.details.maps.clone();
+    fresh.observed.details.maps = world.observed.details.maps.clone();
     assert!(fresh.look().1.writes.iter().any(inspects));
 }

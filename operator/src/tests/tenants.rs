@@ -1,8 +1,8 @@
 //! Everything that a tenant can write, written by one who means harm: no look panics, none names what is
 //! another's, what it writes stays within what the deployment consists of, and other tenants are served as before.
 
-use crate::fleet::OtherFunctions;
-use crate::testing::spoiled::{AT_ONCE, SLEEPING, SeededChoices, as_read, check, is_healed, tenants};
+use crate::fleet::OtherDeployments;
+use crate::testing::corrupted::{AT_ONCE, SLEEPING, SeededChoices, as_read, check, is_healed, tenants};
 use crate::testing::world::World;
 use k8s_openapi::serde::de::DeserializeOwned;
 use kube::ResourceExt;
@@ -104,34 +104,34 @@ fn look_at_limits(tenant: &World) -> usize {
         looks += 1;
     };
     with_limits(&tenant.owner).iter().for_each(|owner| look(&|world| world.owner = owner.clone()));
-    let there = &tenant.there;
+    let there = &tenant.observed;
     for changed in there.demand.iter().flat_map(with_limits) {
-        look(&|world| world.there.demand = Some(changed.clone()));
+        look(&|world| world.observed.demand = Some(changed.clone()));
     }
     for changed in there.routing.iter().flat_map(with_limits) {
-        look(&|world| world.there.routing = Some(changed.clone()));
+        look(&|world| world.observed.routing = Some(changed.clone()));
     }
     for changed in there.model.iter().flat_map(with_limits) {
-        look(&|world| world.there.model = Some(changed.clone()));
+        look(&|world| world.observed.model = Some(changed.clone()));
     }
     for changed in there.plans.last().into_iter().flat_map(with_limits) {
-        look(&|world| *world.there.plans.last_mut().unwrap() = changed.clone());
+        look(&|world| *world.observed.plans.last_mut().unwrap() = changed.clone());
     }
     for (index, changed) in there.pods.iter().map(with_limits).enumerate().take(2) {
         for pod in changed {
-            look(&|world| world.there.pods[index] = pod.clone());
+            look(&|world| world.observed.pods[index] = pod.clone());
         }
     }
     for (name, map) in there.details.maps.iter().filter_map(|(name, map)| Some((name, map.as_ref()?))) {
         for changed in with_limits(map) {
-            look(&|world| drop(world.there.details.maps.insert(name.clone(), Some(changed.clone()))));
+            look(&|world| drop(world.observed.details.maps.insert(name.clone(), Some(changed.clone()))));
         }
     }
     for (name, record) in
         there.details.profiles.iter().filter_map(|(name, record)| Some((name, record.as_ref()?)))
     {
         for changed in with_limits(record) {
-            look(&|world| drop(world.there.details.profiles.insert(name.clone(), Some(changed.clone()))));
+            look(&|world| drop(world.observed.details.profiles.insert(name.clone(), Some(changed.clone()))));
         }
     }
     looks
@@ -140,7 +140,7 @@ fn look_at_limits(tenant: &World) -> usize {
 /// Two numbers of which each can be are together more than one of them holds.
 #[test]
 fn what_gateways_say_together_is_looked_at() {
-    let with_gateways = tenants().into_iter().filter(|world| world.there.demand.is_some());
+    let with_gateways = tenants().into_iter().filter(|world| world.observed.demand.is_some());
     let mut looks = 0;
     for mut world in with_gateways {
         let said = world.demand().gateways().to_vec();
@@ -162,22 +162,22 @@ fn corrupt_objects_are_reconciled_and_others_healed_meanwhile() {
     neighbour.owner.metadata.name = Some("other".to_owned());
     neighbour.owner.metadata.uid = Some("uid-2".to_owned());
     neighbour.settle();
-    let functions = neighbour.there.pods.len();
+    let functions = neighbour.observed.pods.len();
     let mut dice = SeededChoices::Thrown(7);
-    let (mut spoiled, mut looks) = (0, 0);
-    while spoiled < OBJECTS[usize::from(is_nightly())] {
+    let (mut corrupted, mut looks) = (0, 0);
+    while corrupted < OBJECTS[usize::from(is_nightly())] {
         let mut world = tenants[looks % tenants.len()].clone();
         for _ in 0..=dice.below(AT_ONCE) {
-            spoiled += usize::from(dice.spoil_world(&mut world));
+            corrupted += usize::from(dice.spoil_world(&mut world));
         }
         as_read(&mut world);
         let (_, steps, stated) = world.look_and_state();
         check(&world, &steps, &stated);
-        let others = OtherFunctions::of("theirs", [("spoiled", world.silence)]);
-        is_healed(&neighbour, looks % functions, &world.there.pods, others);
+        let others = OtherDeployments::of("theirs", [("spoiled", world.function_counts)]);
+        is_healed(&neighbour, looks % functions, &world.observed.pods, others);
         looks += 1;
     }
-    println!("{spoiled} spoiled objects in {looks} looks");
+    println!("{corrupted} spoiled objects in {looks} looks");
 }
 
 /// Spoiled objects are replaced, and then everything is as it was.
@@ -189,11 +189,11 @@ fn what_a_tenant_spoiled_is_healed() {
         let mut world = World::new(json!({"replicas": 2}));
         world.settle();
         let mut dice = SeededChoices::Thrown(seed);
-        let spoiled = &mut world.there;
-        dice.spoil_option(&mut spoiled.model);
-        dice.spoil_option(&mut spoiled.routing);
-        dice.spoil_one(&mut spoiled.services);
-        spoiled.services.retain(|service| service.uid().is_some_and(|uid| !uid.starts_with("another")));
+        let corrupted = &mut world.observed;
+        dice.spoil_option(&mut corrupted.model);
+        dice.spoil_option(&mut corrupted.routing);
+        dice.spoil_one(&mut corrupted.services);
+        corrupted.services.retain(|service| service.uid().is_some_and(|uid| !uid.starts_with("another")));
         as_read(&mut world);
         world.settle();
         assert_eq!(world.names(), reference.names(), "seed {seed}");

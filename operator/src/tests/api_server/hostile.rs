@@ -2,7 +2,7 @@
 //! deployment of another tenant is reconciled as always. Their effects are tested in memory (`tenants.rs`).
 
 use crate::names::DEPLOYMENT;
-use crate::testing::spoiled::SeededChoices;
+use crate::testing::corrupted::SeededChoices;
 use crate::tests::api_server::stage::{Budget, Operator, deploy_as, quiet, run_pods};
 use crate::tests::api_server::{Server, eventually, with_server};
 use k8s_openapi::NamespaceResourceScope;
@@ -38,12 +38,12 @@ where
     let theirs = |object: &K| object.name_any().starts_with("other");
     let ours: Vec<K> = list.into_iter().filter(|object| !theirs(object)).collect();
     let object = ours.get(dice.below(ours.len()))?;
-    let mut spoiled = dice.spoiled(object)?;
-    let meta = spoiled.meta_mut();
+    let mut corrupted = dice.corrupted(object)?;
+    let meta = corrupted.meta_mut();
     meta.managed_fields = None;
     if dice.below(2) == 0 {
         meta.resource_version = None;
-        return Some(api.replace(&object.name_any(), &PostParams::default(), &spoiled).await.is_ok());
+        return Some(api.replace(&object.name_any(), &PostParams::default(), &corrupted).await.is_ok());
     }
     (meta.uid, meta.resource_version, meta.creation_timestamp) = (None, None, None);
     let place = object.name_any();
@@ -51,9 +51,9 @@ where
     let number = [dice.below(1000), u32::MAX as usize][dice.below(2)];
     meta.name = Some(format!("{place}-{number}"));
     if dice.below(2) == 0 {
-        spoiled.labels_mut().insert(DEPLOYMENT.to_owned(), "other".to_owned());
+        corrupted.labels_mut().insert(DEPLOYMENT.to_owned(), "other".to_owned());
     }
-    Some(api.create(&PostParams::default(), &spoiled).await.is_ok())
+    Some(api.create(&PostParams::default(), &corrupted).await.is_ok())
 }
 
 /// Makes nodes report anything as the status of a pod.
@@ -62,8 +62,8 @@ async fn spoil_status(server: &Server, dice: &mut SeededChoices<'_>) -> Option<b
     let list = api.list(&ListParams::default().labels("remoe.dev/deployment=demo")).await.unwrap().items;
     let ours: Vec<Pod> = list.into_iter().filter(|pod| !pod.name_any().starts_with("other")).collect();
     let pod = ours.get(dice.below(ours.len()))?;
-    let spoiled = dice.spoiled(pod)?;
-    let change = Patch::Merge(json!({ "status": spoiled.status }));
+    let corrupted = dice.corrupted(pod)?;
+    let change = Patch::Merge(json!({ "status": corrupted.status }));
     Some(api.patch_status(&pod.name_any(), &PatchParams::default(), &change).await.is_ok())
 }
 

@@ -53,7 +53,7 @@ fn an_operator_outlives_numbers_that_overflow() {
             run_pods(&server).await;
             sleep(LOOK).await;
             let table = RoutingTable::from_record(&records.get("demo-routing").await.unwrap());
-            !table.spoiled && !table.entries.is_empty() && table.newest() < MOST_GENERATIONS
+            !table.corrupted && !table.entries.is_empty() && table.newest() < MOST_GENERATIONS
         })
         .await;
         let gone = format!("-{}", u32::MAX);

@@ -164,22 +164,22 @@ fn every_verb_of_the_role_is_used_and_none_is_missing() {
     let mut world = World::with_gateways(json!({"scaling": {"min": 2}}), &["g1"]);
     settle(&mut world, &mut all, &mut kinds);
     // Another writer removes a label, another deployment measures the same, a gateway leaves, and many plans are kept.
-    world.there.pods[0].metadata.labels.as_mut().unwrap().remove("app.kubernetes.io/part-of");
-    for record in world.there.details.profiles.values_mut().flatten() {
+    world.observed.pods[0].metadata.labels.as_mut().unwrap().remove("app.kubernetes.io/part-of");
+    for record in world.observed.details.profiles.values_mut().flatten() {
         record.owner_references_mut().iter_mut().for_each(|owner| owner.uid = "another".to_owned());
     }
     let gone = json!({"uid": "gone", "pod": "gone", "waiting": 0, "inFlight": 0, "acknowledged": 0,
         "lastActive": "2026-01-01T00:00:00.000000Z", "sequence": 1});
     world.say(serde_json::from_value(gone).unwrap());
     for number in 0..11 {
-        let mut plan = world.there.plans[0].clone();
+        let mut plan = world.observed.plans[0].clone();
         plan.metadata.name = Some(format!("demo-{number:010}"));
         plan.spec.inputs = number.to_string();
-        world.there.plans.insert(0, plan);
+        world.observed.plans.insert(0, plan);
     }
     settle(&mut world, &mut all, &mut kinds);
     world.owner.spec.scaling.min = 1;
-    world.there.pods.remove(0);
+    world.observed.pods.remove(0);
     settle(&mut world, &mut all, &mut kinds);
     assert_eq!(kinds.len(), 15, "a kind of write was not seen: {all:?}");
     all.extend(BESIDE.iter().flat_map(|(group, resource, verbs)| asked(group, resource, verbs)));

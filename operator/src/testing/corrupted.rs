@@ -1,10 +1,10 @@
 //! Everything that a tenant can write, written by one who means harm, and what must hold whatever it is. Tests throw dice; a
 //! fuzz target (`crates/remoe-fuzz-harness/src/tenant.rs`) has a fuzzer choose.
 
-use crate::conversations::MainObservation;
 use crate::diff::Diff;
-use crate::fleet::OtherFunctions;
-use crate::mains::GenerationOutcome;
+use crate::fleet::OtherDeployments;
+use crate::main_client::GenerationOutcome;
+use crate::main_pollers::MainObservation;
 use crate::names::{DEPLOYMENT, PodName, label};
 use crate::observed::Observed;
 use crate::ownership::is_owned_by;
@@ -151,7 +151,7 @@ impl SeededChoices<'_> {
 
     /// Returns `object` as another writer might have spoiled it, where the API takes it: what fits its types. Name,
     /// namespace and uid are the API server's.
-    pub fn spoiled<K>(&mut self, object: &K) -> Option<K>
+    pub fn corrupted<K>(&mut self, object: &K) -> Option<K>
     where
         K: Resource<DynamicType = ()> + serde::Serialize + DeserializeOwned,
     {
@@ -161,12 +161,12 @@ impl SeededChoices<'_> {
         let all: Vec<String> = branches.cloned().collect();
         let branch = all.get(self.below(all.len()))?;
         self.spoil(value.get_mut(branch)?);
-        let mut spoiled: K = serde_json::from_value(value).ok()?;
-        let (meta, known) = (spoiled.meta_mut(), object.meta());
+        let mut corrupted: K = serde_json::from_value(value).ok()?;
+        let (meta, known) = (corrupted.meta_mut(), object.meta());
         meta.namespace.clone_from(&known.namespace);
         meta.name.clone_from(&known.name);
         meta.uid.clone_from(&known.uid);
-        Some(spoiled)
+        Some(corrupted)
     }
 
     /// Spoils one of `list`, or a copy of one beside it. Returns whether it did.
@@ -178,7 +178,7 @@ impl SeededChoices<'_> {
             return false;
         }
         let index = self.below(list.len());
-        let Some(mut object) = self.spoiled(&list[index]) else { return false };
+        let Some(mut object) = self.corrupted(&list[index]) else { return false };
         if self.below(2) == 0 {
             list[index] = object;
             return true;
@@ -209,9 +209,9 @@ impl SeededChoices<'_> {
     where
         K: Resource<DynamicType = ()> + serde::Serialize + DeserializeOwned,
     {
-        let spoiled = object.as_ref().and_then(|known| self.spoiled(known));
-        let is_spoiled = spoiled.is_some();
-        *object = spoiled.or(object.take());
+        let corrupted = object.as_ref().and_then(|known| self.corrupted(known));
+        let is_spoiled = corrupted.is_some();
+        *object = corrupted.or(object.take());
         is_spoiled
     }
 
@@ -220,10 +220,10 @@ impl SeededChoices<'_> {
         let mut noted = owner.clone();
         let annotations = noted.annotations_mut();
         annotations.entry(RESTARTED_AT.to_owned()).or_insert_with(|| "2026-01-01T00:00:00Z".to_owned());
-        let Some(mut spoiled) = self.spoiled(&noted) else { return false };
+        let Some(mut corrupted) = self.corrupted(&noted) else { return false };
         // As it was checked when it was made.
-        spoiled.metadata.generation = owner.metadata.generation;
-        *owner = spoiled;
+        corrupted.metadata.generation = owner.metadata.generation;
+        *owner = corrupted;
         true
     }
 
@@ -235,7 +235,7 @@ impl SeededChoices<'_> {
         *heard = MainObservation {
             in_force: (self.below(3) > 0).then_some(number),
             placement: ["", "f00d", &"x".repeat(9000)][self.below(3)].to_owned(),
-            told: match self.below(4) {
+            last_outcome: match self.below(4) {
                 0 => Some((number, GenerationOutcome::Failed("\u{7}".repeat(5000)))),
                 1 => Some((number, GenerationOutcome::InForce { problems: vec!["é".repeat(900); 40] })),
                 _ => None,
@@ -244,7 +244,7 @@ impl SeededChoices<'_> {
                 age: Duration::from_micros(number),
                 computed: [(address.to_owned(), Duration::from_micros(u64::MAX))].into(),
             }),
-            used: [("g0".to_owned(), time), ("l1".to_owned(), time)].into(),
+            recently_used: [("g0".to_owned(), time), ("l1".to_owned(), time)].into(),
         };
     }
 
@@ -265,7 +265,7 @@ impl SeededChoices<'_> {
     /// Spoils one object, or one report. Returns if the API would take it.
     pub fn spoil_world(&mut self, world: &mut World) -> bool {
         let printed = self.printed(world);
-        let there = &mut world.there;
+        let there = &mut world.observed;
         match self.below(22) {
             0..=4 => self.spoil_one(&mut there.pods),
             5 => self.spoil_one(&mut there.services),
@@ -326,7 +326,7 @@ pub fn tenants() -> Vec<World> {
     sleeping.facts = large();
     sleeping.settle();
     for (uid, of) in [("a", MixOf::Waiting), ("b", MixOf::Answered)] {
-        let now = MicroTime(sleeping.there.now);
+        let now = MicroTime(sleeping.observed.now);
         sleeping.say(GatewayDemand {
             uid: uid.to_owned(),
             pod: uid.to_owned(),
@@ -351,7 +351,7 @@ pub fn tenants() -> Vec<World> {
         data: Some([("profile.json".to_owned(), figures)].into()),
         ..ConfigMap::default()
     };
-    proposed.there.details.maps.insert(FIGURES.to_owned(), Some(map));
+    proposed.observed.details.maps.insert(FIGURES.to_owned(), Some(map));
     // Nothing runs before a user accepts the proposed plan.
     for _ in 0..6 {
         let (_, steps) = proposed.look();
@@ -359,7 +359,7 @@ pub fn tenants() -> Vec<World> {
         proposed.run();
     }
     proposed.owner.spec.accepted_plan =
-        proposed.there.plans[0].name_any().strip_prefix("demo-").map(str::to_owned);
+        proposed.observed.plans[0].name_any().strip_prefix("demo-").map(str::to_owned);
     all.push(proposed);
     let mut upgraded = World::new(json!({}));
     upgraded.settle();
@@ -380,7 +380,7 @@ pub fn as_read(world: &mut World) {
     fn ours<K: Resource>(object: &K) -> bool {
         object.owner_references().iter().any(|owner| owner.controller == Some(true) && owner.uid == "uid-1")
     }
-    let there = &mut world.there;
+    let there = &mut world.observed;
     there.pods.retain(listed);
     there.services.retain(listed);
     there.network_policies.retain(listed);
@@ -407,7 +407,7 @@ fn check_kept<K: Resource<DynamicType = ()>>(keep: &DesiredObject<K>) {
 
 /// Checks that all writes are within the deployment's own objects, and that all conversations are with its own pods.
 pub fn check(world: &World, steps: &Diff, stated: &MoEDeploymentStatus) {
-    let observed = &world.there;
+    let observed = &world.observed;
     let mut created = BTreeSet::new();
     for write in &steps.writes {
         match write {
@@ -440,7 +440,7 @@ pub fn check(world: &World, steps: &Diff, stated: &MoEDeploymentStatus) {
                 check_kept(keep);
                 let table = RoutingTable::from_record(&keep.wanted);
                 // Beyond that, numbering starts over.
-                assert!(!table.spoiled || newest(observed) == MOST_GENERATIONS - 2, "{table:?}");
+                assert!(!table.corrupted || newest(observed) == MOST_GENERATIONS - 2, "{table:?}");
             }
             Write::Plan(plan) => assert!(plan.name_any().starts_with("demo-"), "{}", plan.name_any()),
             Write::DeletePlan(name, _) => {
@@ -453,34 +453,34 @@ pub fn check(world: &World, steps: &Diff, stated: &MoEDeploymentStatus) {
             Write::ForgetGateways(demand) => assert_eq!(demand.uid(), world.demand().uid()),
         }
     }
-    for partner in &steps.partners {
-        let pod = observed.pods.iter().find(|pod| pod.uid().as_ref() == Some(&partner.uid)).unwrap();
-        assert!(is_owned_by(pod, "uid-1"), "{partner:?}");
+    for polled_main in &steps.polled_mains {
+        let pod = observed.pods.iter().find(|pod| pod.uid().as_ref() == Some(&polled_main.uid)).unwrap();
+        assert!(is_owned_by(pod, "uid-1"), "{polled_main:?}");
     }
     for condition in &stated.conditions {
         assert!(condition.message.chars().count() <= MESSAGE, "{}", condition.message);
     }
 }
 
-/// Checks that the deployment of another tenant, which loses `lost`, is healed while pods of `strange` are there under
+/// Checks that the deployment of another tenant, which loses `lost`, is healed while pods of `has_uncertified` are there under
 /// its labels.
-pub fn is_healed(neighbour: &World, lost: usize, strange: &[Pod], others: OtherFunctions) {
+pub fn is_healed(neighbour: &World, lost: usize, has_uncertified: &[Pod], others: OtherDeployments) {
     let mut world = neighbour.clone();
-    world.remembered.others = others;
-    let lost = world.there.pods.remove(lost);
+    world.soft_state.others = others;
+    let lost = world.observed.pods.remove(lost);
     let place = |pod: &Pod| PodName::parse(&pod.name_any()).unwrap().place;
     let mut next = PodName::parse(&lost.name_any()).unwrap().incarnation;
-    let ours: Vec<Pod> = world.there.pods.clone();
-    for (index, stolen) in strange.iter().enumerate().filter(|(_, pod)| !is_owned_by(*pod, "uid-2")) {
+    let ours: Vec<Pod> = world.observed.pods.clone();
+    for (index, stolen) in has_uncertified.iter().enumerate().filter(|(_, pod)| !is_owned_by(*pod, "uid-2")) {
         let mut stolen = stolen.clone();
         // Names of what is to come, labels of what is there.
         next += 1;
         stolen.metadata.name = Some(format!("{}-{next}", place(&lost)));
         stolen.metadata.uid = Some(format!("stolen-{index}"));
         stolen.metadata.labels.clone_from(&ours[index % ours.len()].metadata.labels);
-        world.there.pods.push(stolen);
+        world.observed.pods.push(stolen);
     }
-    let before = world.there.pods.clone();
+    let before = world.observed.pods.clone();
     let (_, steps, stated) = world.look_and_state();
     let made = steps.writes.iter().filter_map(|write| match write {
         Write::Create(creation) => Some(place(&creation.pod)),

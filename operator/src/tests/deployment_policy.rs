@@ -1,6 +1,6 @@
 //! Deployments that ask for more than they may, on the whole line.
 
-use crate::allowed::{Allowed, NOT_ALLOWED};
+use crate::deployment_policy::{DeploymentPolicy, NOT_ALLOWED};
 use crate::testing::example::deployment;
 use crate::testing::world::World;
 use crate::write::Write;
@@ -43,12 +43,12 @@ fn nothing_is_created_for_what_is_not_allowed() {
 fn running_pods_stay_when_their_spec_is_refused() {
     let mut world = World::new(json!({}));
     world.settle();
-    let pods = world.there.pods.clone();
+    let pods = world.observed.pods.clone();
     world.owner.spec = deployment(system_priority("main")).spec;
     let (planned, steps, status) = world.look_and_state();
     assert_eq!(planned.target, None);
     assert!(!steps.writes.iter().any(|write| matches!(write, Write::Create(_) | Write::Delete(_))));
-    assert_eq!(world.there.pods, pods);
+    assert_eq!(world.observed.pods, pods);
     assert_eq!(condition(&status, ConditionType::Degraded).reason, NOT_ALLOWED);
     assert_eq!(condition(&status, ConditionType::Ready).status, "True");
 }
@@ -57,12 +57,12 @@ fn running_pods_stay_when_their_spec_is_refused() {
 fn platform_prices_replace_those_of_the_spec() {
     let list = |core: &str| {
         let prices = json!({"cpuCoreHour": core, "memoryGBHour": "0.004"}).to_string().parse().unwrap();
-        move |allowed: Allowed| Allowed { prices: Some(prices), ..allowed }
+        move |policy: DeploymentPolicy| DeploymentPolicy { prices: Some(prices), ..policy }
     };
     let settled = |pricing: Value, platform: Option<&str>| {
         let mut world = World::new(json!({ "pricing": pricing }));
         if let Some(core) = platform {
-            world.around.allowed = list(core)(world.around.allowed.clone());
+            world.environment.policy = list(core)(world.environment.policy.clone());
         }
         world.settle();
         world.look_and_state().2

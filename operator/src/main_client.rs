@@ -28,7 +28,7 @@ const LONGEST_PROBLEM: usize = 256;
 
 /// Generation that a main function is to have in force.
 #[derive(Debug, Clone, PartialEq)]
-pub(crate) struct Order {
+pub(crate) struct RoutingOrder {
     /// The number of the generation.
     pub number: u64,
     /// All of it, or why it cannot be told.
@@ -60,7 +60,7 @@ pub(crate) struct WatchedFunctions {
 
 /// Description of a main function by itself.
 #[derive(Debug, Clone)]
-pub(super) struct Described {
+pub(super) struct CheckedDescription {
     /// The generation that it has in force.
     pub(super) in_force: u64,
     /// Digest of its placement.
@@ -86,7 +86,7 @@ pub(super) async fn describe(
     ip: IpAddr,
     trust: Option<&Trust>,
     uses: bool,
-) -> Result<Described, DescriptionError> {
+) -> Result<CheckedDescription, DescriptionError> {
     let main = callee(ip, trust);
     let answer = match uses {
         true => control::describe_uses(main, DESCRIBE).await,
@@ -102,7 +102,7 @@ pub(super) async fn describe(
 }
 
 /// Checks every field of `answer` that is read here against its bound.
-fn checked(answer: MainDescription) -> Result<Described, String> {
+fn checked(answer: MainDescription) -> Result<CheckedDescription, String> {
     let bound = |field: &str, most: usize, found: usize| match found > most {
         true => Err(format!(
             "invalid `{field}` in the description: expected at most {most}, got {found}; run an image of this release"
@@ -128,7 +128,7 @@ fn checked(answer: MainDescription) -> Result<Described, String> {
         bound("pairs.pairs", MAX_EXPERTS, of_layer.pairs.len())?;
     }
     let computed = work.into_iter().map(|work| (work.address, Duration::from_micros(work.computed_us)));
-    Ok(Described {
+    Ok(CheckedDescription {
         in_force: generation,
         placement,
         worked: Worked { age: Duration::from_micros(age_us), computed: computed.collect() },
@@ -137,7 +137,7 @@ fn checked(answer: MainDescription) -> Result<Described, String> {
 }
 
 /// Tells the main function at `ip` what it is to have in force.
-pub(super) async fn tell(ip: IpAddr, order: &Order, trust: Option<&Trust>) -> GenerationOutcome {
+pub(super) async fn tell(ip: IpAddr, order: &RoutingOrder, trust: Option<&Trust>) -> GenerationOutcome {
     match timeout(TELL, put_in_force(ip, order, trust)).await {
         Ok(Ok(problems)) => GenerationOutcome::InForce { problems },
         Ok(Err(message)) => GenerationOutcome::Failed(message),
@@ -145,7 +145,11 @@ pub(super) async fn tell(ip: IpAddr, order: &Order, trust: Option<&Trust>) -> Ge
     }
 }
 
-async fn put_in_force(ip: IpAddr, order: &Order, trust: Option<&Trust>) -> Result<Vec<String>, String> {
+async fn put_in_force(
+    ip: IpAddr,
+    order: &RoutingOrder,
+    trust: Option<&Trust>,
+) -> Result<Vec<String>, String> {
     let routing = order.routing.clone()?;
     let placement = placement_digest(&routing);
     // Given up from outside first: that it takes long is no failure.

@@ -1,7 +1,7 @@
 //! Costs of pods, as gateways are told them.
 
+use crate::billed_pods::{billed_pods, per_hour};
 use crate::names::{FUNCTION, label};
-use crate::paid::{paid, per_hour};
 use crate::testing::world::World;
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::api::core::v1::Pod;
@@ -22,18 +22,18 @@ fn world(billing: &str) -> World {
 fn a_pod_costs_what_it_reserves_from_when_it_has_a_node() {
     let mut world = world("Reserved");
     let told = world.demand().spec.functions.clone();
-    assert_eq!(told, paid(&world.owner, &world.there.pods, true), "all of it, and settled");
+    assert_eq!(told, billed_pods(&world.owner, &world.observed.pods, true), "all of it, and settled");
     let is_main = |pod: &&mut Pod| label(&pod.metadata, FUNCTION) == "main";
-    let pod = world.there.pods.iter_mut().find(is_main).unwrap();
+    let pod = world.observed.pods.iter_mut().find(is_main).unwrap();
     let resources = pod.spec.as_mut().unwrap().containers[0].resources.as_mut().unwrap();
     assert!(resources.requests.as_ref().unwrap().contains_key("cpu"), "functions reserve what was planned");
     resources.requests = serde_json::from_value(json!({"cpu": "1500m", "memory": "2G"})).unwrap();
-    let priced = paid(&world.owner, &world.there.pods, true);
+    let priced = billed_pods(&world.owner, &world.observed.pods, true);
     let main = priced.iter().find(|function| function.tier == "main").unwrap();
     assert_eq!((main.rate, main.per_work, main.address.as_deref()), (170_000_000, false, None));
     assert_eq!(main.memory, 2_000_000_000);
     world.owner.spec.pricing.cpu_core_hour = "9".repeat(20);
-    let dear = paid(&world.owner, &world.there.pods, true);
+    let dear = billed_pods(&world.owner, &world.observed.pods, true);
     assert!(
         dear.iter().all(|function| function.rate == 1_000_000_000_000),
         "what sums and the API can take: {dear:?}"
@@ -49,10 +49,14 @@ fn a_pod_costs_what_it_reserves_from_when_it_has_a_node() {
         assert!(function.address.unwrap().ends_with(":9001"));
         assert!(function.rate > 0 && function.serving.unwrap().0 >= function.started.0);
     }
-    for pod in &mut world.there.pods {
+    for pod in &mut world.observed.pods {
         pod.status.as_mut().unwrap().start_time = None;
     }
-    assert_eq!(per_hour(&paid(&world.owner, &world.there.pods, true)), 0, "nothing is reserved for it yet");
+    assert_eq!(
+        per_hour(&billed_pods(&world.owner, &world.observed.pods, true)),
+        0,
+        "nothing is reserved for it yet"
+    );
 }
 
 #[test]
@@ -68,12 +72,12 @@ fn remote_functions_may_cost_by_their_work_alone() {
 fn who_ends_while_functions_run_is_surplus() {
     let mut world = world("Reserved");
     let asked: Timestamp = "2026-01-01T01:00:00Z".parse().unwrap();
-    let pod = &mut world.there.pods[0];
+    let pod = &mut world.observed.pods[0];
     pod.metadata.deletion_grace_period_seconds = Some(30);
     pod.metadata.deletion_timestamp = Some(Time(asked.checked_add(SignedDuration::from_secs(30)).unwrap()));
     let name = pod.metadata.name.clone().unwrap();
     let replaced = |functions_run| {
-        let told = paid(&world.owner, &world.there.pods, functions_run);
+        let told = billed_pods(&world.owner, &world.observed.pods, functions_run);
         told.into_iter().find(|function| function.pod == name).unwrap().replaced.map(|time| time.0)
     };
     assert_eq!((replaced(true), replaced(false)), (Some(asked), None));
@@ -82,14 +86,14 @@ fn who_ends_while_functions_run_is_surplus() {
 #[test]
 fn what_gateways_are_told_is_bounded() {
     let mut world = world("Reserved");
-    let one = world.there.pods[0].clone();
+    let one = world.observed.pods[0].clone();
     let many = (0..MOST_FUNCTIONS + 7).map(|number| {
         let mut pod = one.clone();
         pod.metadata.name = Some(format!("demo-{number:06}"));
         pod
     });
-    world.there.pods = many.collect();
-    let told = paid(&world.owner, &world.there.pods, true);
+    world.observed.pods = many.collect();
+    let told = billed_pods(&world.owner, &world.observed.pods, true);
     assert_eq!(told.len(), MOST_FUNCTIONS);
     // Well below what the API stores in one object.
     assert!(serde_json::to_string(&told).unwrap().len() < 400_000);

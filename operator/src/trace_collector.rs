@@ -20,7 +20,7 @@ pub struct CollectorEndpoint {
 
 /// A collector as network policies name it: pods, namespaces or addresses.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Peers(Vec<NetworkPolicyPeer>);
+pub struct CollectorPeers(Vec<NetworkPolicyPeer>);
 
 /// An endpoint outside of the cluster, as far as its name tells.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -88,7 +88,7 @@ impl CollectorEndpoint {
     }
 }
 
-impl FromStr for Peers {
+impl FromStr for CollectorPeers {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
@@ -111,9 +111,9 @@ impl FromStr for Peers {
 
 /// The share of requests that are recorded where their callers do not say: 0 to 1.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Ratio(String);
+pub struct SamplingRatio(String);
 
-impl FromStr for Ratio {
+impl FromStr for SamplingRatio {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
@@ -124,7 +124,7 @@ impl FromStr for Ratio {
     }
 }
 
-impl fmt::Display for Ratio {
+impl fmt::Display for SamplingRatio {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         formatter.write_str(&self.0)
     }
@@ -132,26 +132,26 @@ impl fmt::Display for Ratio {
 
 /// How functions export traces.
 #[derive(Debug, Clone, PartialEq)]
-pub(crate) struct Collector {
+pub(crate) struct TraceCollector {
     /// Endpoint that traces are exported to.
     endpoint: CollectorEndpoint,
     /// Share of requests that are recorded.
-    ratio: Ratio,
+    ratio: SamplingRatio,
     /// Peers behind the endpoint.
     to: Vec<NetworkPolicyPeer>,
 }
 
-impl Collector {
+impl TraceCollector {
     /// Returns the export to `endpoint`, whose peers are `to`, or by default those that its name tells.
     ///
     /// # Errors
     /// The name of the endpoint does not tell its peers.
     pub(crate) fn new(
         endpoint: CollectorEndpoint,
-        ratio: Ratio,
-        to: Option<Peers>,
+        ratio: SamplingRatio,
+        to: Option<CollectorPeers>,
     ) -> Result<Self, UnknownCollector> {
-        let to = to.map(|Peers(peers)| peers).or_else(|| endpoint.peers());
+        let to = to.map(|CollectorPeers(peers)| peers).or_else(|| endpoint.peers());
         let to = to.ok_or_else(|| UnknownCollector(endpoint.url.clone()))?;
         Ok(Self { endpoint, ratio, to })
     }
@@ -227,8 +227,8 @@ mod tests {
 
     fn peers(endpoint: &str, to: Option<&str>) -> Result<Value, UnknownCollector> {
         let to = to.map(|to| to.parse().unwrap());
-        let collector = Collector::new(endpoint.parse().unwrap(), "1".parse().unwrap(), to)?;
-        Ok(serde_json::to_value(collector.peers()).unwrap())
+        let trace_collector = TraceCollector::new(endpoint.parse().unwrap(), "1".parse().unwrap(), to)?;
+        Ok(serde_json::to_value(trace_collector.peers()).unwrap())
     }
 
     #[test]
@@ -266,7 +266,7 @@ mod tests {
             r#"[{"podSelector": {"matchlabels": {"a": "b"}}}]"#,
         ] {
             assert!(
-                wrong.parse::<Peers>().is_err_and(|error| error.contains("NetworkPolicyPeer")),
+                wrong.parse::<CollectorPeers>().is_err_and(|error| error.contains("NetworkPolicyPeer")),
                 "{wrong}"
             );
         }
@@ -274,7 +274,7 @@ mod tests {
 
     #[test]
     fn a_ratio_is_a_share() {
-        assert!(["0", "1", "0.05"].iter().all(|text| text.parse::<Ratio>().is_ok()));
-        assert!(["", "2", "-1", "nan", "5%"].iter().all(|text| text.parse::<Ratio>().is_err()));
+        assert!(["0", "1", "0.05"].iter().all(|text| text.parse::<SamplingRatio>().is_ok()));
+        assert!(["", "2", "-1", "nan", "5%"].iter().all(|text| text.parse::<SamplingRatio>().is_err()));
     }
 }

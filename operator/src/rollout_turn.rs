@@ -1,7 +1,7 @@
 //! Rollouts that no user asked for. Another version of the operator, or another plan for the same resource, changes the
 //! functions of many deployments at once.
 //!
-//! Such deployments take turns, a few at a time ([`memory`](super::memory)): nodes have room for both sets of functions, and
+//! Such deployments take turns, a few at a time ([`memory`](super::soft_state)): nodes have room for both sets of functions, and
 //! few deployments meet a fault of the new ones. A rollout that a user asked for, or a repair, waits for no turn.
 
 use super::manifests::{Function, Revision};
@@ -11,7 +11,7 @@ use remoe_api::MoEDeployment;
 
 /// Reports if all main functions, or all remote ones, of `owner` are to be followed by others that no user asked for,
 /// none of which is there yet, while main functions and all remote ones that `table` routes to are there and work.
-pub(crate) fn is_needed(
+pub(crate) fn needs_turn(
     owner: &MoEDeployment,
     pods: &[PodView],
     table: &RoutingTable,

@@ -7,14 +7,14 @@ pub(crate) const FOREIGN_ROUTING: &str = "ForeignRouting";
 
 /// A fault, for conditions and events.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Trouble {
+pub(crate) struct StatusIssue {
     /// Reason, as one word in UpperCamelCase.
     pub reason: &'static str,
     /// Message for users.
     pub message: String,
 }
 
-impl Trouble {
+impl StatusIssue {
     /// Creates a trouble with this `reason`.
     pub(crate) fn new(reason: &'static str, message: impl Into<String>) -> Self {
         Self { reason, message: message.into() }

@@ -3,7 +3,7 @@
 //! A tenant who may write MoEDeployments chooses their prices and the classes of their pods. Prices count against the
 //! budgets of callers, a PriorityClass evicts the pods of others, and a RuntimeClass chooses the isolation.
 
-use super::trouble::Trouble;
+use super::status_issue::StatusIssue;
 use remoe_api::{Billing, MoEDeployment, PodTemplate, PricingSpec};
 use serde::Deserialize;
 use std::borrow::Cow;
@@ -24,20 +24,20 @@ const HIGHEST: f64 = 1e6;
 
 /// Limits for all deployments.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Allowed {
+pub(crate) struct DeploymentPolicy {
     /// The price list of the platform. It applies in place of `spec.pricing`.
     pub prices: Option<PriceList>,
     /// PriorityClasses of pods.
-    pub priority_classes: Names,
+    pub priority_classes: NameList,
     /// RuntimeClasses of pods.
-    pub runtime_classes: Names,
+    pub runtime_classes: NameList,
 }
 
 /// Names, separated by commas. `*` stands for all of them.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Names(BTreeSet<String>);
+pub struct NameList(BTreeSet<String>);
 
-impl FromStr for Names {
+impl FromStr for NameList {
     type Err = Infallible;
 
     fn from_str(text: &str) -> Result<Self, Infallible> {
@@ -46,7 +46,7 @@ impl FromStr for Names {
     }
 }
 
-impl Names {
+impl NameList {
     fn allow(&self, name: &str, reserved: Option<&str>) -> bool {
         let is_reserved = reserved.is_some_and(|prefix| name.starts_with(prefix));
         self.0.contains(name) || (self.0.contains(ALL) && !is_reserved)
@@ -107,7 +107,7 @@ fn is_price(text: &str) -> bool {
     is_decimal && text.parse().is_ok_and(|price: f64| price > 0.0 && price <= HIGHEST)
 }
 
-impl Allowed {
+impl DeploymentPolicy {
     /// Returns `owner` with the prices that apply to it.
     pub(crate) fn priced<'a>(&self, owner: &'a MoEDeployment) -> Cow<'a, MoEDeployment> {
         let Some(prices) = &self.prices else { return Cow::Borrowed(owner) };
@@ -126,17 +126,17 @@ impl Allowed {
     }
 
     /// Returns why nothing may be created for `owner`, if that is so.
-    pub(crate) fn refusal(&self, owner: &MoEDeployment) -> Option<Trouble> {
+    pub(crate) fn refusal(&self, owner: &MoEDeployment) -> Option<StatusIssue> {
         let spec = &owner.spec;
         let refused = self
             .class("main", &spec.main.template)
             .or_else(|| self.class("remoteExperts", &spec.remote_experts.template))
             .or_else(|| self.unpriced(owner));
-        refused.map(|message| Trouble::new(NOT_ALLOWED, message))
+        refused.map(|message| StatusIssue::new(NOT_ALLOWED, message))
     }
 
     fn class(&self, part: &str, template: &PodTemplate) -> Option<String> {
-        let refused = |field: &str, name: &str, allowed: &Names, reserved, value: &str| {
+        let refused = |field: &str, name: &str, allowed: &NameList, reserved, value: &str| {
             format!(
                 "spec.{part}.template.{field} {name} is not allowed; allowed: {}; name one of these or none, or \
                  have {value} of the operator's chart extended",
@@ -171,26 +171,26 @@ impl Allowed {
 #[allow(clippy::unwrap_used)]
 mod tests {
     use super::*;
-    use crate::testing::example::{around, deployment};
+    use crate::testing::example::{deployment, environment};
     use serde_json::{Value, json};
 
     fn template(part: &str, field: &str, name: &str) -> Value {
         json!({part: {"template": {field: name}}})
     }
 
-    fn refusal(allowed: &Allowed, spec: Value) -> Option<String> {
-        allowed.refusal(&deployment(spec)).map(|trouble| trouble.message)
+    fn refusal(policy: &DeploymentPolicy, spec: Value) -> Option<String> {
+        policy.refusal(&deployment(spec)).map(|issue| issue.message)
     }
 
     #[test]
     fn by_default_only_system_priorities_are_refused() {
-        let allowed = around().allowed;
-        assert_eq!(refusal(&allowed, json!({})), None);
+        let policy = environment().policy;
+        assert_eq!(refusal(&policy, json!({})), None);
         for part in ["main", "remoteExperts"] {
-            assert_eq!(refusal(&allowed, template(part, "priorityClassName", "high")), None);
-            assert_eq!(refusal(&allowed, template(part, "runtimeClassName", "gvisor")), None);
+            assert_eq!(refusal(&policy, template(part, "priorityClassName", "high")), None);
+            assert_eq!(refusal(&policy, template(part, "runtimeClassName", "gvisor")), None);
             let refused =
-                refusal(&allowed, template(part, "priorityClassName", "system-node-critical")).unwrap();
+                refusal(&policy, template(part, "priorityClassName", "system-node-critical")).unwrap();
             assert!(
                 refused.starts_with(&format!("spec.{part}.template.priorityClassName system-node-critical"))
             );
@@ -200,8 +200,8 @@ mod tests {
 
     #[test]
     fn a_list_allows_its_names_and_no_other() {
-        let names = |text: &str| text.parse::<Names>().unwrap();
-        let allowed = Allowed {
+        let names = |text: &str| text.parse::<NameList>().unwrap();
+        let policy = DeploymentPolicy {
             prices: None,
             priority_classes: names("low, system-cluster-critical"),
             runtime_classes: names(""),
@@ -212,25 +212,25 @@ mod tests {
             ("priorityClassName", "high", false),
             ("runtimeClassName", "gvisor", false),
         ] {
-            let refused = refusal(&allowed, template("main", field, name));
+            let refused = refusal(&policy, template("main", field, name));
             assert_eq!(refused.is_none(), may, "{name}: {refused:?}");
         }
-        let refused = refusal(&allowed, template("main", "runtimeClassName", "gvisor")).unwrap();
+        let refused = refusal(&policy, template("main", "runtimeClassName", "gvisor")).unwrap();
         assert!(refused.contains("allowed: none") && refused.contains("allowed.runtimeClasses"), "{refused}");
     }
 
-    fn priced(list: &Value) -> Allowed {
-        Allowed { prices: Some(list.to_string().parse().unwrap()), ..around().allowed }
+    fn priced(list: &Value) -> DeploymentPolicy {
+        DeploymentPolicy { prices: Some(list.to_string().parse().unwrap()), ..environment().policy }
     }
 
     #[test]
     fn the_price_list_applies_in_place_of_the_spec() {
         let list =
             json!({"cpuCoreHour": "0.05", "memoryGBHour": "0.01", "gpuHour": {"nvidia.com/gpu": "2.5"}});
-        let (allowed, free) = (priced(&list), json!({"billing": "Invocation", "cpuCoreHour": "0"}));
+        let (policy, free) = (priced(&list), json!({"billing": "Invocation", "cpuCoreHour": "0"}));
         let owner = deployment(json!({"pricing": free}));
-        assert_eq!(around().allowed.priced(&owner).spec, owner.spec, "without a list");
-        let pricing = &allowed.priced(&owner).spec.pricing;
+        assert_eq!(environment().policy.priced(&owner).spec, owner.spec, "without a list");
+        let pricing = &policy.priced(&owner).spec.pricing;
         assert_eq!(pricing.billing, Billing::Reserved);
         assert_eq!((pricing.cpu_core_hour.as_str(), pricing.memory_gb_hour.as_str()), ("0.05", "0.01"));
         assert_eq!((pricing.gpu_hour.as_ref(), pricing.gpu_memory_mb), (None, None));
@@ -240,10 +240,10 @@ mod tests {
             deployment(json!({"main": {"device": "cuda", "gpu": gpu}, "pricing": pricing}))
         };
         let owner = on_gpu("nvidia.com/gpu");
-        let pricing = &allowed.priced(&owner).spec.pricing;
+        let pricing = &policy.priced(&owner).spec.pricing;
         assert_eq!((pricing.gpu_hour.as_deref(), pricing.gpu_memory_mb), (Some("2.5"), Some(80_000)));
-        assert_eq!(allowed.refusal(&owner), None);
-        let refused = allowed.refusal(&on_gpu("amd.com/gpu")).unwrap();
+        assert_eq!(policy.refusal(&owner), None);
+        let refused = policy.refusal(&on_gpu("amd.com/gpu")).unwrap();
         assert_eq!(refused.reason, NOT_ALLOWED);
         assert!(refused.message.contains("priced: nvidia.com/gpu"), "{}", refused.message);
     }

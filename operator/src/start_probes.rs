@@ -1,7 +1,7 @@
 //! Readiness of remote functions that start: the operator asks them, since their node looks once a second at most, and
 //! a client may be waiting.
 //!
-//! Their answer counts until the node reports readiness itself. As in [`conversations`](super::conversations) no
+//! Their answer counts until the node reports readiness itself. As in [`main_pollers`](super::conversations) no
 //! reconcile waits for a pod, and news has the deployment reconciled again.
 
 use super::pods::ContainerRun;
@@ -29,9 +29,9 @@ const CALL: Duration = Duration::from_millis(500);
 const LONGEST: Duration = Duration::from_secs(60);
 
 /// All functions that are asked.
-pub(crate) struct Starting {
+pub(crate) struct StartProbes {
     deployments: Mutex<HashMap<ObjectRef<MoEDeployment>, DeploymentStarts>>,
-    news: mpsc::Sender<ObjectRef<MoEDeployment>>,
+    reconcile_requests: mpsc::Sender<ObjectRef<MoEDeployment>>,
 }
 
 /// Functions of one deployment that are asked.
@@ -47,10 +47,10 @@ struct StartingFunction {
     task: AbortHandle,
 }
 
-impl Starting {
-    /// Starts without a function to ask; `news` is told which deployments are to be reconciled.
-    pub(crate) fn new(news: mpsc::Sender<ObjectRef<MoEDeployment>>) -> Self {
-        Self { deployments: Mutex::default(), news }
+impl StartProbes {
+    /// Starts without a function to ask; `reconcile_requests` is told which deployments are to be reconciled.
+    pub(crate) fn new(reconcile_requests: mpsc::Sender<ObjectRef<MoEDeployment>>) -> Self {
+        Self { deployments: Mutex::default(), reconcile_requests }
     }
 
     /// The functions of `owner` that said that they serve.
@@ -82,7 +82,8 @@ impl Starting {
         for (run, ip) in starting.into_iter().take(MOST) {
             known.functions.entry(run).or_insert_with(|| {
                 let serves = Arc::new(AtomicBool::new(false));
-                let task = known.tasks.spawn(ask(ip, serves.clone(), self.news.clone(), key.clone()));
+                let task =
+                    known.tasks.spawn(ask(ip, serves.clone(), self.reconcile_requests.clone(), key.clone()));
                 StartingFunction { serves, task }
             });
         }
@@ -103,7 +104,7 @@ impl Starting {
 async fn ask(
     ip: IpAddr,
     serves: Arc<AtomicBool>,
-    news: mpsc::Sender<ObjectRef<MoEDeployment>>,
+    reconcile_requests: mpsc::Sender<ObjectRef<MoEDeployment>>,
     deployment: ObjectRef<MoEDeployment>,
 ) {
     let end = Instant::now() + LONGEST;
@@ -111,7 +112,7 @@ async fn ask(
         if matches!(timeout(CALL, is_ready(ip)).await, Ok(Ok(true))) {
             serves.store(true, Ordering::Release);
             // Where there is no room, the next look sees it.
-            let _no_room = news.try_send(deployment);
+            let _no_room = reconcile_requests.try_send(deployment);
             return;
         }
         sleep(PAUSE).await;

@@ -22,18 +22,19 @@ const MOST_RATE: f64 = 1e12;
 const MOST_BYTES: f64 = (1_u64 << 50) as f64;
 
 /// The pods of `owner`'s functions that are paid for. Those that end have been replaced where functions are to run.
-pub(crate) fn paid(owner: &MoEDeployment, pods: &[Pod], functions_run: bool) -> Vec<FunctionPod> {
+pub(crate) fn billed_pods(owner: &MoEDeployment, pods: &[Pod], functions_run: bool) -> Vec<FunctionPod> {
     let uid = owner.metadata.uid.as_deref().unwrap_or_default();
     let ours = pods.iter().filter(|pod| is_owned_by(*pod, uid));
-    let mut paid: Vec<FunctionPod> = ours.filter_map(|pod| function(owner, pod, functions_run)).collect();
-    paid.sort_by(|one, other| one.pod.cmp(&other.pod));
-    paid.truncate(MOST_FUNCTIONS);
-    paid
+    let mut billed_pods: Vec<FunctionPod> =
+        ours.filter_map(|pod| function(owner, pod, functions_run)).collect();
+    billed_pods.sort_by(|one, other| one.pod.cmp(&other.pod));
+    billed_pods.truncate(MOST_FUNCTIONS);
+    billed_pods
 }
 
-/// Returns the cost of `paid`, in nano-dollars per hour.
-pub(crate) fn per_hour(paid: &[FunctionPod]) -> u64 {
-    paid.iter().fold(0, |sum, function| sum.saturating_add(function.rate))
+/// Returns the cost of `billed_pods`, in nano-dollars per hour.
+pub(crate) fn per_hour(billed_pods: &[FunctionPod]) -> u64 {
+    billed_pods.iter().fold(0, |sum, function| sum.saturating_add(function.rate))
 }
 
 fn function(owner: &MoEDeployment, pod: &Pod, functions_run: bool) -> Option<FunctionPod> {

@@ -1,8 +1,8 @@
 //! Conversations with main functions: no reconcile waits for one, the next one finds its report.
 
-use crate::conversations::{Conversations, MainObservation, Partner};
-use crate::mains::tests::largest;
-use crate::mains::{GenerationOutcome, Order};
+use crate::main_client::tests::largest;
+use crate::main_client::{GenerationOutcome, RoutingOrder};
+use crate::main_pollers::{MainObservation, MainPollers, PolledMain};
 use crate::ports::CONTROL_PORT;
 use crate::testing::example::deployment;
 use crate::tests::api_server::told::RecordingMain;
@@ -14,12 +14,12 @@ use std::time::Duration;
 use tokio::net::TcpListener;
 use tokio::sync::watch;
 
-fn partner(uid: &str, ip: &str, order: Option<u64>) -> Partner {
+fn polled_main(uid: &str, ip: &str, order: Option<u64>) -> PolledMain {
     let order = order.map(|number| {
         let routing = Routing { generation: number, ..Routing::default() };
-        Arc::new(Order { number, routing: Ok(routing) })
+        Arc::new(RoutingOrder { number, routing: Ok(routing) })
     });
-    Partner { uid: uid.to_owned(), ip: ip.parse().unwrap(), order, starting: false, watched: None }
+    PolledMain { uid: uid.to_owned(), ip: ip.parse().unwrap(), order, starting: false, watched: None }
 }
 
 /// One of two main functions accepts connections and never answers. The other one is heard and told all the same, no
@@ -30,33 +30,41 @@ async fn silent_main_function_delays_no_other() {
     let _accepts = TcpListener::bind((silent, CONTROL_PORT)).await.unwrap();
     let main = RecordingMain::at(talking).await;
     let owner = deployment(json!({}));
-    let (conversations, mut news) = Conversations::new();
-    conversations.keep(&owner, vec![partner("a", silent, Some(3)), partner("b", talking, None)], None);
-    assert!(conversations.heard(&owner).values().all(|heard| *heard == MainObservation::default()));
+    let (main_pollers, mut reconcile_requests) = MainPollers::new();
+    main_pollers.poll_only(
+        &owner,
+        vec![polled_main("a", silent, Some(3)), polled_main("b", talking, None)],
+        None,
+    );
+    assert!(main_pollers.observations(&owner).values().all(|heard| *heard == MainObservation::default()));
 
-    let looked_at = news.recv().await.unwrap();
+    let looked_at = reconcile_requests.recv().await.unwrap();
     assert_eq!(looked_at.name, "demo");
-    let heard = conversations.heard(&owner);
+    let heard = main_pollers.observations(&owner);
     assert_eq!((heard["a"].in_force, heard["b"].in_force), (None, Some(0)));
 
-    conversations.keep(&owner, vec![partner("a", silent, Some(3)), partner("b", talking, Some(3))], None);
-    news.recv().await.unwrap();
+    main_pollers.poll_only(
+        &owner,
+        vec![polled_main("a", silent, Some(3)), polled_main("b", talking, Some(3))],
+        None,
+    );
+    reconcile_requests.recv().await.unwrap();
     let placement = placement_digest(&Routing::default());
     let told = Some((3, GenerationOutcome::InForce { problems: Vec::new() }));
-    let heard = conversations.heard(&owner)["b"].clone();
-    assert_eq!((heard.in_force, heard.placement, heard.told), (Some(3), placement, told));
+    let heard = main_pollers.observations(&owner)["b"].clone();
+    assert_eq!((heard.in_force, heard.placement, heard.last_outcome), (Some(3), placement, told));
     // What the remote functions did that it calls, by its own clock.
     let worked = heard.worked.unwrap();
     assert_eq!(worked.age, Duration::from_secs(9));
     assert_eq!(worked.computed, [("10.0.0.9:9001".to_owned(), Duration::from_millis(1500))].into());
     assert_eq!(main.told().len(), 1);
     // Reported once.
-    assert_eq!(conversations.heard(&owner)["b"].told, None);
+    assert_eq!(main_pollers.observations(&owner)["b"].last_outcome, None);
 
-    conversations.keep(&owner, vec![partner("b", talking, Some(3))], None);
-    assert_eq!(conversations.heard(&owner).len(), 1);
-    conversations.end(&looked_at);
-    assert!(conversations.heard(&owner).is_empty());
+    main_pollers.poll_only(&owner, vec![polled_main("b", talking, Some(3))], None);
+    assert_eq!(main_pollers.observations(&owner).len(), 1);
+    main_pollers.end(&looked_at);
+    assert!(main_pollers.observations(&owner).is_empty());
 }
 
 /// Two main functions close every connection. The one that starts is asked again and again; the one that was ready before
@@ -76,10 +84,11 @@ async fn only_a_main_function_that_starts_is_asked_at_short_intervals() {
         });
         asked.push(counted);
     }
-    let partners = [true, false].into_iter().zip(ips);
-    let partners = partners.map(|(starting, ip)| Partner { starting, ..partner(ip, ip, None) }).collect();
-    let (conversations, _news) = Conversations::new();
-    conversations.keep(&deployment(json!({})), partners, None);
+    let polled_mains = [true, false].into_iter().zip(ips);
+    let polled_mains =
+        polled_mains.map(|(starting, ip)| PolledMain { starting, ..polled_main(ip, ip, None) }).collect();
+    let (main_pollers, _news) = MainPollers::new();
+    main_pollers.poll_only(&deployment(json!({})), polled_mains, None);
     asked[1].wait_for(|count| *count > 0).await.unwrap();
     asked[0].wait_for(|count| *count >= 20).await.unwrap();
     let other = *asked[1].borrow();
@@ -98,15 +107,15 @@ async fn description_too_large_is_told_and_not_read() {
         RecordingMain::describing(ip, description).await;
     }
     let owner = deployment(json!({}));
-    let (conversations, mut news) = Conversations::new();
+    let (main_pollers, mut reconcile_requests) = MainPollers::new();
     let keep = || {
-        let partners = ips.map(|ip| partner(ip, ip, Some(3))).into();
-        conversations.keep(&owner, partners, None);
+        let polled_mains = ips.map(|ip| polled_main(ip, ip, Some(3))).into();
+        main_pollers.poll_only(&owner, polled_mains, None);
     };
     keep();
     let heard = loop {
-        news.recv().await.unwrap();
-        let heard = conversations.heard(&owner);
+        reconcile_requests.recv().await.unwrap();
+        let heard = main_pollers.observations(&owner);
         if heard.values().all(|heard| *heard != MainObservation::default()) {
             break heard;
         }
@@ -115,7 +124,7 @@ async fn description_too_large_is_told_and_not_read() {
     assert_eq!(heard[ips[0]].worked.as_ref().map(|worked| worked.computed.len()), Some(8192));
     let expected = [format!("expected at most {MAX_DESCRIPTION} bytes"), "invalid `placement`".to_owned()];
     for (ip, expected) in ips[1..].iter().zip(expected) {
-        let MainObservation { in_force, told: Some((3, GenerationOutcome::Failed(message))), .. } =
+        let MainObservation { in_force, last_outcome: Some((3, GenerationOutcome::Failed(message))), .. } =
             &heard[*ip]
         else {
             panic!("{:?}", heard[*ip])

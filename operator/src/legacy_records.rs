@@ -19,7 +19,7 @@ use remoe_hardware::Profile;
 const FACTS: &str = "model.json";
 
 /// The ConfigMap that is still to be read for the model or the routing of `owner`, if any.
-pub(super) fn lacking(owner: &MoEDeployment, records: Records<'_>) -> Option<String> {
+pub(super) fn missing_input(owner: &MoEDeployment, records: Records<'_>) -> Option<String> {
     let name = owner.name_any();
     let model = had_facts(owner).is_some() && records.model.is_none();
     let routing = had_plan(owner) && records.routing.is_none();
@@ -121,9 +121,9 @@ mod tests {
 
     #[test]
     fn nothing_is_read_of_a_deployment_that_never_ran() {
-        assert_eq!(lacking(&owner(json!(null)), records(&Details::default())), None);
+        assert_eq!(missing_input(&owner(json!(null)), records(&Details::default())), None);
         let had = owner(json!({"plan": "p", "model": {"source": "s", "digest": "f00d"}}));
-        assert_eq!(lacking(&had, records(&Details::default())).as_deref(), Some("demo-model"));
+        assert_eq!(missing_input(&had, records(&Details::default())).as_deref(), Some("demo-model"));
         assert_eq!(routing(&owner(json!(null)), records(&details("uid-1"))), None);
     }
 
@@ -131,7 +131,7 @@ mod tests {
     fn foreign_routing_is_ignored_and_corruption_reported() {
         let had = owner(json!({"plan": "p"}));
         let table = routing(&had, records(&details("uid-1"))).unwrap();
-        assert_eq!((table.newest(), table.spoiled), (7, true));
+        assert_eq!((table.newest(), table.corrupted), (7, true));
         assert_eq!(routing(&had, records(&details("uid-2"))), None);
     }
 }

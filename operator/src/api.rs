@@ -72,7 +72,7 @@ impl CallError {
 
 /// The API's objects of one namespace.
 #[derive(Clone)]
-pub(super) struct Calls {
+pub(super) struct NamespaceApi {
     client: Client,
     namespace: String,
     writes: IntCounterVec,
@@ -93,7 +93,7 @@ impl<K> ApiObject for K where
 {
 }
 
-impl Calls {
+impl NamespaceApi {
     /// Calls about `namespace`; those that change objects are counted in `writes` by verb and kind.
     pub(super) fn new(client: Client, namespace: &str, writes: IntCounterVec) -> Self {
         Self { client, namespace: namespace.to_owned(), writes }

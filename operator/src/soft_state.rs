@@ -3,10 +3,10 @@
 //! It decides in four places: how many replicas a load asks for, when another plan is looked for, how many functions are
 //! replaced at once, and which deployments may begin a rollout that no user asked for. Losing it is safe: an operator that
 //! starts scales up again from what gateways report, looks for a plan once more, and lets rollouts that have begun go on.
-//! A reconcile takes it as one value ([`Remembered`]) and returns one ([`Learned`]).
+//! A reconcile takes it as one value ([`SoftStateView`]) and returns one ([`SoftStateUpdate`]).
 
 use super::cooldown::Cooldown;
-use super::fleet::{OtherFunctions, SilentFunctions};
+use super::fleet::{FunctionCounts, OtherDeployments};
 use jiff::{SignedDuration, Timestamp};
 use kube::ResourceExt;
 use kube::runtime::reflector::ObjectRef;
@@ -22,71 +22,71 @@ const LONGEST: SignedDuration = SignedDuration::from_mins(10);
 
 /// Soft state that a reconcile of one deployment begins with.
 #[derive(Debug, Clone, Default)]
-pub(crate) struct Remembered {
+pub(crate) struct SoftStateView {
     /// Load in the scaling window.
     pub load: History,
     /// Times before which no other plan is looked for.
     pub cooldown: Cooldown,
     /// Functions of all other deployments.
-    pub others: OtherFunctions,
+    pub others: OtherDeployments,
     /// The deployment has a turn for a rollout that no user asked for, or may take one.
-    pub has_turn: bool,
+    pub has_rollout_turn: bool,
 }
 
 /// Soft state that a reconcile of one deployment ends with.
 #[derive(Debug, Clone, Default)]
-pub(crate) struct Learned {
+pub(crate) struct SoftStateUpdate {
     /// Load in the scaling window.
     pub load: History,
     /// Times before which no other plan is looked for.
     pub cooldown: Cooldown,
     /// Functions of the deployment that are not ready.
-    pub silence: SilentFunctions,
+    pub function_counts: FunctionCounts,
     /// The deployment takes its turn for a rollout that no user asked for, or keeps it.
-    pub takes_turn: bool,
+    pub takes_rollout_turn: bool,
     /// Nothing is left to roll out: the turn is over.
     pub settled: bool,
 }
 
 /// Another deployment took the last turn since the soft state was read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct TurnTaken;
+pub(super) struct RolloutTurnTaken;
 
 /// Soft state of all deployments.
 #[derive(Default)]
-pub(super) struct SoftState(Mutex<HashMap<ObjectRef<MoEDeployment>, DeploymentMemory>>);
+pub(super) struct SoftStateStore(Mutex<HashMap<ObjectRef<MoEDeployment>, DeploymentSoftState>>);
 
 /// Soft state of one deployment.
 #[derive(Default)]
-struct DeploymentMemory {
+struct DeploymentSoftState {
     load: History,
     cooldown: Cooldown,
-    silence: SilentFunctions,
+    function_counts: FunctionCounts,
     /// Time since which it has its turn.
     turn: Option<Timestamp>,
 }
 
-impl DeploymentMemory {
+impl DeploymentSoftState {
     fn turn(&self, now: Timestamp) -> Option<Timestamp> {
         self.turn.filter(|since| now.duration_since(*since) < LONGEST)
     }
 }
 
-impl SoftState {
+impl SoftStateStore {
     /// Returns the soft state of `owner`.
-    pub(super) fn recall(&self, owner: &MoEDeployment, now: Timestamp) -> Remembered {
+    pub(super) fn view(&self, owner: &MoEDeployment, now: Timestamp) -> SoftStateView {
         let key = ObjectRef::from_obj(owner);
         let namespace = owner.namespace().unwrap_or_default();
         let all = self.lock();
         let others = all.iter().filter(|(other, _)| **other != key);
-        let others =
-            others.map(|(other, kept)| (other.namespace.as_deref().unwrap_or_default(), kept.silence));
+        let others = others
+            .map(|(other, kept)| (other.namespace.as_deref().unwrap_or_default(), kept.function_counts));
         let own = all.get(&key);
-        Remembered {
+        SoftStateView {
             load: own.map(|own| own.load.clone()).unwrap_or_default(),
             cooldown: own.map(|own| own.cooldown).unwrap_or_default(),
-            others: OtherFunctions::of(&namespace, others),
-            has_turn: has_turn(&all, &key, now),
+            others: OtherDeployments::of(&namespace, others),
+            has_rollout_turn: has_rollout_turn(&all, &key, now),
         }
     }
 
@@ -97,18 +97,19 @@ impl SoftState {
     pub(super) fn learn(
         &self,
         owner: &MoEDeployment,
-        learned: Learned,
+        soft_state_update: SoftStateUpdate,
         now: Timestamp,
-    ) -> Result<(), TurnTaken> {
+    ) -> Result<(), RolloutTurnTaken> {
         let key = ObjectRef::from_obj(owner);
         let mut all = self.lock();
-        if learned.takes_turn && !has_turn(&all, &key, now) {
-            return Err(TurnTaken);
+        if soft_state_update.takes_rollout_turn && !has_rollout_turn(&all, &key, now) {
+            return Err(RolloutTurnTaken);
         }
-        let Learned { load, cooldown, silence, takes_turn, settled } = learned;
+        let SoftStateUpdate { load, cooldown, function_counts, takes_rollout_turn, settled } =
+            soft_state_update;
         let before = all.get(&key).and_then(|kept| kept.turn(now));
-        let turn = before.or(takes_turn.then_some(now)).filter(|_| !settled);
-        all.insert(key, DeploymentMemory { load, cooldown, silence, turn });
+        let turn = before.or(takes_rollout_turn.then_some(now)).filter(|_| !settled);
+        all.insert(key, DeploymentSoftState { load, cooldown, function_counts, turn });
         Ok(())
     }
 
@@ -117,15 +118,15 @@ impl SoftState {
         self.lock().remove(deployment);
     }
 
-    fn lock(&self) -> MutexGuard<'_, HashMap<ObjectRef<MoEDeployment>, DeploymentMemory>> {
+    fn lock(&self) -> MutexGuard<'_, HashMap<ObjectRef<MoEDeployment>, DeploymentSoftState>> {
         // Every change is one insertion or removal: a panic elsewhere cannot have left it half-done.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 /// Returns whether the deployment `key` has its turn, or may take one.
-fn has_turn(
-    all: &HashMap<ObjectRef<MoEDeployment>, DeploymentMemory>,
+fn has_rollout_turn(
+    all: &HashMap<ObjectRef<MoEDeployment>, DeploymentSoftState>,
     key: &ObjectRef<MoEDeployment>,
     now: Timestamp,
 ) -> bool {
@@ -145,18 +146,18 @@ mod tests {
         MoEDeployment::new(name, serde_json::from_value(spec).unwrap())
     }
 
-    fn known(deployments: &[MoEDeployment]) -> SoftState {
-        let memory = SoftState::default();
+    fn known(deployments: &[MoEDeployment]) -> SoftStateStore {
+        let memory = SoftStateStore::default();
         for owner in deployments {
-            memory.learn(owner, Learned::default(), Timestamp::UNIX_EPOCH).unwrap();
+            memory.learn(owner, SoftStateUpdate::default(), Timestamp::UNIX_EPOCH).unwrap();
         }
         memory
     }
 
-    fn takes_turn(memory: &SoftState, owner: &MoEDeployment, now: Timestamp) -> bool {
-        let may = memory.recall(owner, now).has_turn;
-        let learned = Learned { takes_turn: true, ..Learned::default() };
-        assert_eq!(memory.learn(owner, learned, now).is_ok(), may);
+    fn takes_rollout_turn(memory: &SoftStateStore, owner: &MoEDeployment, now: Timestamp) -> bool {
+        let may = memory.view(owner, now).has_rollout_turn;
+        let soft_state_update = SoftStateUpdate { takes_rollout_turn: true, ..SoftStateUpdate::default() };
+        assert_eq!(memory.learn(owner, soft_state_update, now).is_ok(), may);
         may
     }
 
@@ -165,19 +166,23 @@ mod tests {
         let deployments: Vec<MoEDeployment> = (0..9).map(|number| named(&format!("d{number}"))).collect();
         let memory = known(&deployments);
         let begin = Timestamp::UNIX_EPOCH;
-        let taking =
-            |now| -> Vec<bool> { deployments.iter().map(|owner| takes_turn(&memory, owner, now)).collect() };
+        let taking = |now| -> Vec<bool> {
+            deployments.iter().map(|owner| takes_rollout_turn(&memory, owner, now)).collect()
+        };
         let had = taking(begin);
         assert_eq!(had.iter().filter(|had| **had).count(), 2);
         assert_eq!(taking(begin), had, "the same ones");
-        let over = Learned { settled: true, ..Learned::default() };
+        let over = SoftStateUpdate { settled: true, ..SoftStateUpdate::default() };
         memory.learn(&deployments[0], over, begin).unwrap();
-        assert!(takes_turn(&memory, &deployments[5], begin));
-        assert!(!takes_turn(&memory, &deployments[0], begin));
-        assert!(takes_turn(&memory, &deployments[0], begin + LONGEST));
+        assert!(takes_rollout_turn(&memory, &deployments[5], begin));
+        assert!(!takes_rollout_turn(&memory, &deployments[0], begin));
+        assert!(takes_rollout_turn(&memory, &deployments[0], begin + LONGEST));
         // Of few there is one at a time.
         let few = known(&deployments[..2]);
-        assert!(takes_turn(&few, &deployments[0], begin) && !takes_turn(&few, &deployments[1], begin));
+        assert!(
+            takes_rollout_turn(&few, &deployments[0], begin)
+                && !takes_rollout_turn(&few, &deployments[1], begin)
+        );
     }
 
     #[test]
@@ -185,14 +190,15 @@ mod tests {
         let (one, other) = (named("one"), named("other"));
         let memory = known(&[one.clone(), other.clone()]);
         let now = Timestamp::UNIX_EPOCH;
-        assert!(memory.recall(&one, now).has_turn && memory.recall(&other, now).has_turn);
-        assert!(takes_turn(&memory, &one, now));
-        let silence = SilentFunctions { there: 7, ..SilentFunctions::default() };
-        let late = Learned { takes_turn: true, silence, ..Learned::default() };
-        assert_eq!(memory.learn(&other, late.clone(), now), Err(TurnTaken));
-        assert_eq!(memory.recall(&one, now).others.namespace.there, 0, "nothing of it is kept");
+        assert!(memory.view(&one, now).has_rollout_turn && memory.view(&other, now).has_rollout_turn);
+        assert!(takes_rollout_turn(&memory, &one, now));
+        let function_counts = FunctionCounts { functions: 7, ..FunctionCounts::default() };
+        let late =
+            SoftStateUpdate { takes_rollout_turn: true, function_counts, ..SoftStateUpdate::default() };
+        assert_eq!(memory.learn(&other, late.clone(), now), Err(RolloutTurnTaken));
+        assert_eq!(memory.view(&one, now).others.namespace.functions, 0, "nothing of it is kept");
         memory.forget(&ObjectRef::from_obj(&one));
         assert_eq!(memory.learn(&other, late, now), Ok(()));
-        assert_eq!(memory.recall(&one, now).others.namespace.there, 7);
+        assert_eq!(memory.view(&one, now).others.namespace.functions, 7);
     }
 }
