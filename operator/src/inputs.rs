@@ -19,5 +19,5 @@ pub(crate) struct Inputs<'a> {
     /// Soft state.
     pub soft_state: &'a SoftStateView,
     /// Main functions that start now find their certificates, or need none.
-    pub certified: bool,
+    pub main_certificate_ready: bool,
 }

@@ -1,11 +1,11 @@
-//! The Kubernetes operator: `MoEDeployment` resources as pods, Services and routing generations.
+//! Kubernetes operator: turns `MoEDeployment` resources into pods, Services and routing generations.
 //!
-//! One reconcile is one straight line of stages, which [`reconcile`] draws: [`read`], [`resolve`], [`plan`], [`scale`],
-//! [`build`], [`diff`], [`apply`], [`status`]. Those from resolve to diff are pure ([`decide`]). What the operator remembers
-//! ([`memory`]) may be lost at any time: a reconcile that was interrupted is repeated from what is in the cluster. Main
-//! functions are asked beside it ([`main_pollers`]).
+//! One reconcile is a fixed sequence of stages (see [`reconcile`]): [`read`], [`resolve`], [`plan`], [`scale`],
+//! [`build`], [`diff`], [`apply`], [`status`]. The stages from resolve to diff are pure ([`decide`]). The operator's
+//! own state ([`soft_state`]) may be lost at any time: after an interruption, the next reconcile rebuilds everything
+//! from the cluster. Main functions are polled outside of reconciles ([`main_pollers`]).
 
-// The stages, in their order, and what joins them.
+// Stages in order, and the modules that connect them.
 mod reconcile;
 
 mod decide;
@@ -29,7 +29,7 @@ mod apply;
 
 mod status;
 
-// Parts of the stages.
+// Modules that the stages use.
 mod altered;
 mod backoff;
 mod billed_pods;
@@ -70,7 +70,7 @@ mod trace_collector;
 mod usage;
 mod write;
 
-// The process around them.
+// Process: API client, controller, background tasks and settings.
 mod api;
 mod controller;
 mod gateways;

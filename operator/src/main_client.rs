@@ -1,4 +1,4 @@
-//! Calls of one main function: what it has in force, and what it is to have.
+//! Calls to the control service of a main function: describe it, and put a routing generation in force.
 
 use super::events::shortened;
 use super::ports::CONTROL_PORT;
@@ -12,62 +12,62 @@ use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 use tokio::time::timeout;
 
-/// A main function that says nothing for this long is not up.
-const DESCRIBE: Duration = Duration::from_secs(2);
-/// One answer is waited for this long. Packing the experts of a large model takes longer; asking again joins
-/// the attempt that goes on.
-const TELL: Duration = Duration::from_secs(20);
+/// Timeout of a describe call. A main function that takes longer counts as down.
+const DESCRIBE_TIMEOUT: Duration = Duration::from_secs(2);
+/// Timeout of a set-routing call. Packing the experts of a large model takes longer; the next call joins the attempt
+/// in progress.
+const SET_ROUTING_TIMEOUT: Duration = Duration::from_secs(20);
 
-/// An address and port of IPv6 have fewer characters.
-const LONGEST_ADDRESS: usize = 64;
-/// Hexadecimal digits of a placement.
-const PLACEMENT_DIGITS: usize = 64;
-/// Endpoints of one answer whose problems are shown, and bytes of each.
-const MOST_PROBLEMS: usize = 16;
-const LONGEST_PROBLEM: usize = 256;
+/// Upper bound of the characters of an IPv6 address with its port.
+const MAX_ADDRESS_BYTES: usize = 64;
+/// Hexadecimal digits of a placement digest.
+const PLACEMENT_DIGEST_DIGITS: usize = 64;
+/// Number of endpoint problems that are reported, and maximum bytes of each.
+const MAX_SHOWN_PROBLEMS: usize = 16;
+const MAX_PROBLEM_BYTES: usize = 256;
 
 /// Generation that a main function is to have in force.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct RoutingOrder {
-    /// The number of the generation.
+    /// Number of the generation.
     pub number: u64,
-    /// All of it, or why it cannot be told.
+    /// Routing of the generation, or the reason why it cannot be sent.
     pub routing: Result<Routing, String>,
 }
 
-/// Result of telling a main function its generation.
+/// Outcome of sending a generation to a main function.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum GenerationOutcome {
-    /// It is in force, but for endpoints that could not be used.
+    /// The generation is in force, except for unusable endpoints.
     InForce {
-        /// Why not.
+        /// Problem of each unusable endpoint.
         problems: Vec<String>,
     },
     /// The main function has not answered yet.
     Underway,
-    /// It is not in force.
+    /// The main function rejected it; with the reason.
     Failed(String),
 }
 
-/// The remote functions whose use main functions are asked for.
+/// Remote functions whose usage main functions report.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct WatchedFunctions {
-    /// The experts of each, by its name.
+    /// Hosted experts by function name.
     pub hosted: BTreeMap<String, Vec<LayerExperts>>,
-    /// Names of the functions that sleep: a use of one of them is news.
+    /// Names of sleeping functions. Any use of them triggers a reconcile.
     pub asleep: BTreeSet<String>,
 }
 
-/// Description of a main function by itself.
+/// Description that a main function gave of itself, checked against all bounds.
 #[derive(Debug, Clone)]
 pub(super) struct CheckedDescription {
-    /// The generation that it has in force.
+    /// Routing generation in force.
     pub(super) in_force: u64,
-    /// Digest of its placement.
+    /// Digest of the placement in force.
     pub(super) placement: String,
-    /// Work that its remote functions did.
+    /// Compute time of its remote functions.
     pub(super) worked: Worked,
-    /// How often remote experts were used, where that was asked.
+    /// Usage counts of remote experts; empty if not requested.
     pub(super) pairs: Vec<LayerPairs>,
 }
 
@@ -76,24 +76,24 @@ pub(super) struct CheckedDescription {
 pub(super) enum DescriptionError {
     /// It did not answer.
     Silent,
-    /// It answered what no main function of this release does.
+    /// The description violates a bound.
     Invalid(String),
 }
 
-/// Returns what the main function at `ip`, which has to be who `trust` says, says of itself; with `uses` also of the use of
-/// remote experts.
+/// Returns the description of the main function at `ip`, whose identity is checked against `trust`. If `with_usage`
+/// is set, it includes the usage counts of remote experts.
 pub(super) async fn describe(
     ip: IpAddr,
     trust: Option<&Trust>,
-    uses: bool,
+    with_usage: bool,
 ) -> Result<CheckedDescription, DescriptionError> {
-    let main = callee(ip, trust);
-    let answer = match uses {
-        true => control::describe_uses(main, DESCRIBE).await,
-        false => control::describe(main, DESCRIBE).await,
+    let main = main_callee(ip, trust);
+    let answer = match with_usage {
+        true => control::describe_uses(main, DESCRIBE_TIMEOUT).await,
+        false => control::describe(main, DESCRIBE_TIMEOUT).await,
     };
     match answer {
-        Ok(answer) => checked(answer).map_err(DescriptionError::Invalid),
+        Ok(answer) => check_description(answer).map_err(DescriptionError::Invalid),
         Err(ServiceError { code: ErrorCode::InvalidArgument, message, .. }) => {
             Err(DescriptionError::Invalid(message))
         }
@@ -101,31 +101,31 @@ pub(super) async fn describe(
     }
 }
 
-/// Checks every field of `answer` that is read here against its bound.
-fn checked(answer: MainDescription) -> Result<CheckedDescription, String> {
-    let bound = |field: &str, most: usize, found: usize| match found > most {
+/// Checks every field of `answer` that the operator reads against its bound.
+fn check_description(answer: MainDescription) -> Result<CheckedDescription, String> {
+    let check_bound = |field: &str, max: usize, actual: usize| match actual > max {
         true => Err(format!(
-            "invalid `{field}` in the description: expected at most {most}, got {found}; run an image of this release"
+            "invalid `{field}` in the description: expected at most {max}, got {actual}; run an image of this release"
         )),
         false => Ok(()),
     };
     let MainDescription { generation, placement, work, age_us, pairs, .. } = answer;
     let is_digest =
-        placement.len() == PLACEMENT_DIGITS && placement.bytes().all(|byte| byte.is_ascii_hexdigit());
+        placement.len() == PLACEMENT_DIGEST_DIGITS && placement.bytes().all(|byte| byte.is_ascii_hexdigit());
     if !placement.is_empty() && !is_digest {
-        let shown = shortened(&placement, PLACEMENT_DIGITS);
+        let shown = shortened(&placement, PLACEMENT_DIGEST_DIGITS);
         return Err(format!(
-            "invalid `placement` in the description: expected {PLACEMENT_DIGITS} hexadecimal digits, got {} bytes, \
+            "invalid `placement` in the description: expected {PLACEMENT_DIGEST_DIGITS} hexadecimal digits, got {} bytes, \
              {shown:?}; run an image of this release",
             placement.len()
         ));
     }
-    bound("work", MAX_ENDPOINTS, work.len())?;
-    work.iter().try_for_each(|work| bound("work.address", LONGEST_ADDRESS, work.address.len()))?;
-    bound("pairs", MAX_LAYERS, pairs.len())?;
-    for of_layer in &pairs {
-        bound("pairs.experts", MAX_EXPERTS, of_layer.experts.len())?;
-        bound("pairs.pairs", MAX_EXPERTS, of_layer.pairs.len())?;
+    check_bound("work", MAX_ENDPOINTS, work.len())?;
+    work.iter().try_for_each(|work| check_bound("work.address", MAX_ADDRESS_BYTES, work.address.len()))?;
+    check_bound("pairs", MAX_LAYERS, pairs.len())?;
+    for layer in &pairs {
+        check_bound("pairs.experts", MAX_EXPERTS, layer.experts.len())?;
+        check_bound("pairs.pairs", MAX_EXPERTS, layer.pairs.len())?;
     }
     let computed = work.into_iter().map(|work| (work.address, Duration::from_micros(work.computed_us)));
     Ok(CheckedDescription {
@@ -136,24 +136,28 @@ fn checked(answer: MainDescription) -> Result<CheckedDescription, String> {
     })
 }
 
-/// Tells the main function at `ip` what it is to have in force.
-pub(super) async fn tell(ip: IpAddr, order: &RoutingOrder, trust: Option<&Trust>) -> GenerationOutcome {
-    match timeout(TELL, put_in_force(ip, order, trust)).await {
+/// Sends the generation of `order` to the main function at `ip`.
+pub(super) async fn set_routing(
+    ip: IpAddr,
+    order: &RoutingOrder,
+    trust: Option<&Trust>,
+) -> GenerationOutcome {
+    match timeout(SET_ROUTING_TIMEOUT, try_set_routing(ip, order, trust)).await {
         Ok(Ok(problems)) => GenerationOutcome::InForce { problems },
         Ok(Err(message)) => GenerationOutcome::Failed(message),
         Err(_elapsed) => GenerationOutcome::Underway,
     }
 }
 
-async fn put_in_force(
+async fn try_set_routing(
     ip: IpAddr,
     order: &RoutingOrder,
     trust: Option<&Trust>,
 ) -> Result<Vec<String>, String> {
     let routing = order.routing.clone()?;
     let placement = placement_digest(&routing);
-    // Given up from outside first: that it takes long is no failure.
-    let ack = control::set_routing(callee(ip, trust), routing, 2 * TELL).await;
+    // The caller's timeout ends first and reports `Underway`: a slow answer is no failure.
+    let ack = control::set_routing(main_callee(ip, trust), routing, 2 * SET_ROUTING_TIMEOUT).await;
     let ack = ack.map_err(|error| error.message)?;
     if (ack.generation, &ack.placement) != (order.number, &placement) {
         return Err(format!("unknown routing generation {} is in force", ack.generation));
@@ -161,18 +165,18 @@ async fn put_in_force(
     Ok(problems(&ack))
 }
 
-/// Returns the first problems of `ack`, each cut to its maximum: remote functions have a say in their texts.
+/// Returns the first problems of `ack`, each truncated: the texts come from remote functions, which are not trusted.
 fn problems(ack: &RoutingAck) -> Vec<String> {
-    let shown = ack.problems.iter().take(MOST_PROBLEMS).map(|problem| {
+    let shown = ack.problems.iter().take(MAX_SHOWN_PROBLEMS).map(|problem| {
         let (address, message) = (&problem.address, &problem.message);
-        format!("{}: {}", shortened(address, LONGEST_ADDRESS), shortened(message, LONGEST_PROBLEM))
+        format!("{}: {}", shortened(address, MAX_ADDRESS_BYTES), shortened(message, MAX_PROBLEM_BYTES))
     });
-    let others = ack.problems.len().saturating_sub(MOST_PROBLEMS);
+    let others = ack.problems.len().saturating_sub(MAX_SHOWN_PROBLEMS);
     let others = (others > 0).then(|| format!("{others} more"));
     shown.chain(others).collect()
 }
 
-fn callee(ip: IpAddr, trust: Option<&Trust>) -> Callee {
+fn main_callee(ip: IpAddr, trust: Option<&Trust>) -> Callee {
     Callee { address: SocketAddr::new(ip, CONTROL_PORT), trust: trust.cloned() }
 }
 
@@ -182,9 +186,9 @@ pub(crate) mod tests {
     use super::*;
     use remoe_proto::v1::{EndpointProblem, EndpointWork, LayerExperts};
 
-    /// The largest description that an honest main function gives: 58 layers of 256 experts, all of them used, of 8,192
+    /// Largest description that an honest main function gives: 58 layers of 256 experts, all used, on `MAX_ENDPOINTS`
     /// remote functions with the longest addresses.
-    pub(crate) fn largest() -> MainDescription {
+    pub(crate) fn largest_description() -> MainDescription {
         const LAYERS: u32 = 58;
         const EXPERTS: u32 = 256;
         let address = |number: usize| format!("[fd00:{number:04x}:ffff:ffff:ffff:ffff:ffff:ffff]:65535");
@@ -194,7 +198,7 @@ pub(crate) mod tests {
             numerics_class: "n".repeat(64),
             device: "d".repeat(64),
             generation: u64::MAX,
-            placement: "f".repeat(PLACEMENT_DIGITS),
+            placement: "f".repeat(PLACEMENT_DIGEST_DIGITS),
             age_us: u64::MAX,
             local: (0..LAYERS).map(|layer| LayerExperts { layer, experts: (0..EXPERTS).collect() }).collect(),
             work: (0..MAX_ENDPOINTS)
@@ -213,27 +217,27 @@ pub(crate) mod tests {
 
     #[test]
     fn largest_honest_description_is_within_every_bound() {
-        let described = checked(largest()).unwrap();
+        let described = check_description(largest_description()).unwrap();
         assert_eq!(described.worked.computed.len(), MAX_ENDPOINTS);
         assert_eq!((described.in_force, described.pairs.len()), (u64::MAX, 58));
-        assert!(checked(MainDescription::default()).is_ok(), "nothing is in force yet");
+        assert!(check_description(MainDescription::default()).is_ok(), "nothing is in force yet");
     }
 
     #[test]
     fn description_beyond_a_bound_is_refused_by_name() {
         type DescriptionChange = (&'static str, fn(&mut MainDescription));
         let changes: [DescriptionChange; 6] = [
-            ("placement", |answer| answer.placement = "f".repeat(PLACEMENT_DIGITS + 1)),
-            ("placement", |answer| answer.placement = "é".repeat(PLACEMENT_DIGITS / 2)),
+            ("placement", |answer| answer.placement = "f".repeat(PLACEMENT_DIGEST_DIGITS + 1)),
+            ("placement", |answer| answer.placement = "é".repeat(PLACEMENT_DIGEST_DIGITS / 2)),
             ("work", |answer| answer.work.push(EndpointWork::default())),
-            ("work.address", |answer| answer.work[7].address = "a".repeat(LONGEST_ADDRESS + 1)),
+            ("work.address", |answer| answer.work[7].address = "a".repeat(MAX_ADDRESS_BYTES + 1)),
             ("pairs", |answer| answer.pairs = vec![LayerPairs::default(); MAX_LAYERS + 1]),
             ("pairs.experts", |answer| answer.pairs[3].experts = vec![0; MAX_EXPERTS + 1]),
         ];
         for (field, change) in changes {
-            let mut answer = largest();
+            let mut answer = largest_description();
             change(&mut answer);
-            let message = checked(answer).map(|_| ()).unwrap_err();
+            let message = check_description(answer).map(|_| ()).unwrap_err();
             assert!(message.contains(&format!("invalid `{field}`")), "{message}");
             assert!(message.len() < 300 && message.contains("run an image of this release"), "{message}");
         }
@@ -244,7 +248,7 @@ pub(crate) mod tests {
         let problem = EndpointProblem { address: "a".repeat(10_000), message: "é".repeat(10_000) };
         let ack = RoutingAck { problems: vec![problem; 1000], ..RoutingAck::default() };
         let problems = problems(&ack);
-        assert_eq!((problems.len(), &*problems[MOST_PROBLEMS]), (MOST_PROBLEMS + 1, "984 more"));
-        assert!(problems.iter().all(|problem| problem.len() <= LONGEST_ADDRESS + 2 + LONGEST_PROBLEM));
+        assert_eq!((problems.len(), &*problems[MAX_SHOWN_PROBLEMS]), (MAX_SHOWN_PROBLEMS + 1, "984 more"));
+        assert!(problems.iter().all(|problem| problem.len() <= MAX_ADDRESS_BYTES + 2 + MAX_PROBLEM_BYTES));
     }
 }

@@ -315,7 +315,7 @@ async fn poll_once(ip: IpAddr, settings: PollSettings) -> (MainObservation, Opti
     else {
         return (MainObservation { in_force, placement, last_outcome: None, worked, recently_used }, pairs);
     };
-    let outcome = main_client::tell(ip, &order, trust).await;
+    let outcome = main_client::set_routing(ip, &order, trust).await;
     let (in_force, placement) = match (&outcome, &order.routing) {
         (GenerationOutcome::InForce { .. }, Ok(routing)) => (Some(order.number), placement_digest(routing)),
         _ => (in_force, placement),

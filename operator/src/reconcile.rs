@@ -172,7 +172,7 @@ async fn attempt(stated: &MoEDeployment, context: &Context) -> Result<Duration, 
     let sources = Sources { api: &api, gateways: gateways.as_ref(), main_pollers, starting };
     // Beside each other: a request may wait for this reconcile.
     let (observed, certification) =
-        join!(read(owner, sources), identities.certify(&api, owner, &environment.policy));
+        join!(read(owner, sources), identities.ensure_all(&api, owner, &environment.policy));
     let observed = observed?;
     let inputs = Inputs {
         owner,
@@ -180,7 +180,7 @@ async fn attempt(stated: &MoEDeployment, context: &Context) -> Result<Duration, 
         environment,
         observed: &observed,
         soft_state: &soft_state,
-        certified: certification.has_mains(),
+        main_certificate_ready: certification.main_certificate_ready(),
     };
     let mut planner = Pooled { pool: &context.pool, key: ObjectRef::from_obj(owner) };
     let decided = decide(inputs, &mut planner)?;
@@ -202,7 +202,7 @@ async fn attempt(stated: &MoEDeployment, context: &Context) -> Result<Duration, 
     let status = status(&Findings::of(inputs, &decided, refused.collect()));
     writer.report(&effects.events, &status).await?;
     certification.trust?;
-    Ok(decided.diff.requeue_after.min(certification.certified?.requeue_after))
+    Ok(decided.diff.requeue_after.min(certification.certificates?.requeue_after))
 }
 
 #[cfg(test)]

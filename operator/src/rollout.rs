@@ -40,7 +40,7 @@ pub(crate) struct RolloutInput<'a> {
     /// Strategy for main functions that serve when others are to follow them.
     pub strategy: RolloutStrategy,
     /// Main functions that start now find their certificates.
-    pub certified: bool,
+    pub main_certificate_ready: bool,
     /// Generations that main functions were told.
     pub table: &'a RoutingTable,
     /// Every pod of a function, those of earlier deployments of the same name included.
@@ -112,7 +112,9 @@ pub(crate) fn step(scene: RolloutInput<'_>) -> Result<Rollout, serde_json::Error
             sight: HealthSource::Reported,
             succession: match scene.strategy {
                 RolloutStrategy::Surge => MainReplacement::Surge,
-                RolloutStrategy::Recreate => MainReplacement::Recreate { prepared: scene.certified },
+                RolloutStrategy::Recreate => {
+                    MainReplacement::Recreate { prepared: scene.main_certificate_ready }
+                }
             },
             replacements: left,
             starts_at_once: usize::MAX,

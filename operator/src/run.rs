@@ -1,9 +1,9 @@
 //! The life of the operator: serve probes, wait for leadership, work, hand over.
 
 use super::api::NamespaceApi;
-use super::controller::control;
+use super::controller::run_controllers;
 use super::gateways::Gateways;
-use super::identity::{SignerName, gateway};
+use super::identity::{SignerName, gateway_identity};
 use super::lease::Candidate;
 use super::main_pollers::MainPollers;
 use super::manifests::OperatorEnvironment;
@@ -142,7 +142,7 @@ async fn lead(
     let identities = Arc::new(settings.identities(client, metrics.writes.clone()));
     let has_gateways = environment.gateway.is_some();
     let leases = NamespaceApi::new(client.clone(), &settings.namespace, metrics.writes.clone());
-    let shown = (settings.signer != SignerName::Unsigned).then(|| gateway(&settings.namespace));
+    let shown = (settings.signer != SignerName::Unsigned).then(|| gateway_identity(&settings.namespace));
     let context = Context {
         client: client.clone(),
         gateways: has_gateways.then(|| Gateways::new(leases, &settings.release, shown)),
@@ -155,7 +155,7 @@ async fn lead(
         memory: SoftStateStore::default(),
         pool,
     };
-    let working = control(
+    let working = run_controllers(
         context,
         reconcile_requests,
         &settings.watch_namespaces,
@@ -166,7 +166,7 @@ async fn lead(
     tokio::pin!(working);
     tokio::select! {
         () = &mut working => return,
-        () = identities.keep_gateways(), if has_gateways => {}
+        () = identities.keep_gateway_certificate(), if has_gateways => {}
         () = shutdown.cancelled() => {}
     }
     if timeout(DRAIN, working).await.is_err() {

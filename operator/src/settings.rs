@@ -169,8 +169,8 @@ impl RunSettings {
             SignerName::CertManager => Signer::CertManager(issuer(), self.identity_dir.clone()),
             SignerName::Unsigned => Signer::Unsigned,
         };
-        let life = Duration::from_secs(self.certificate_seconds.into());
-        Identities::new(signer, life, (&self.namespace, &self.release), client.clone(), writes)
+        let lifetime = Duration::from_secs(self.certificate_seconds.into());
+        Identities::new(signer, lifetime, (&self.namespace, &self.release), client.clone(), writes)
     }
 
     /// Returns the settings that deployments depend on.

@@ -45,7 +45,7 @@ impl Diff {
             deployment: &name,
             target: &target.revision,
             strategy: scene.inputs.owner.spec.strategy(),
-            certified: scene.inputs.certified,
+            main_certificate_ready: scene.inputs.main_certificate_ready,
             table: &table,
             pods: &scene.scaled.pods,
             others: scene.inputs.soft_state.others,

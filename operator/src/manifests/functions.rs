@@ -9,7 +9,7 @@ use super::pod::{
 use super::remote::{Hosted, RemotePart, remote_parts};
 use super::{OperatorEnvironment, PodExtras};
 use crate::digest::digest;
-use crate::identity::{GATEWAY_IDENTITY, SignerName, gateway, operator, secret_name};
+use crate::identity::{GATEWAY_IDENTITY, SignerName, gateway_identity, operator_identity, secret_name};
 use crate::names::{
     COMPONENT, Component, FUNCTION, IDENTITY, MAIN, PodName, REPLICA, component_selector, function_selector,
 };
@@ -302,10 +302,10 @@ fn main_pod(
         arguments.push("--primer".to_owned());
     }
     if environment.signer != SignerName::Unsigned {
-        let operator = operator(&environment.operator_namespace).to_string();
+        let operator = operator_identity(&environment.operator_namespace).to_string();
         arguments.extend(["--operator-identity".to_owned(), operator]);
         if environment.gateway.is_some() && !environment.uncertified_gateways {
-            let gateway = gateway(&environment.operator_namespace).to_string();
+            let gateway = gateway_identity(&environment.operator_namespace).to_string();
             arguments.extend([GATEWAY_IDENTITY.to_owned(), gateway]);
         }
     }

@@ -212,7 +212,7 @@ impl World {
             environment: &self.environment,
             observed: &observed,
             soft_state: &self.soft_state,
-            certified: true,
+            main_certificate_ready: true,
         };
         let decided = decide(inputs, &mut self.planner).unwrap();
         let stated = status(&Findings::of(inputs, &decided, Vec::new()));

@@ -132,7 +132,7 @@ fn decide(scene: &RolloutScenario) -> Vec<String> {
         deployment: "demo",
         target: &target,
         strategy: RolloutStrategy::Surge,
-        certified: true,
+        main_certificate_ready: true,
         table: &table,
         pods: &pods,
         others: OtherDeployments::default(),

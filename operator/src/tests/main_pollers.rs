@@ -1,6 +1,6 @@
 //! Conversations with main functions: no reconcile waits for one, the next one finds its report.
 
-use crate::main_client::tests::largest;
+use crate::main_client::tests::largest_description;
 use crate::main_client::{GenerationOutcome, RoutingOrder};
 use crate::main_pollers::{MainObservation, MainPollers, PolledMain};
 use crate::ports::CONTROL_PORT;
@@ -103,7 +103,7 @@ async fn description_too_large_is_told_and_not_read() {
     let pairs = LayerPairs { layer: 0, experts: Vec::new(), pairs: vec![u64::MAX; 200_000] };
     let huge = MainDescription { pairs: vec![pairs], ..MainDescription::default() };
     let wrong = MainDescription { placement: "g".repeat(1000), ..MainDescription::default() };
-    for (ip, description) in ips.into_iter().zip([largest(), huge, wrong]) {
+    for (ip, description) in ips.into_iter().zip([largest_description(), huge, wrong]) {
         RecordingMain::describing(ip, description).await;
     }
     let owner = deployment(json!({}));

@@ -24,7 +24,7 @@ const ENOUGH: usize = 400;
 pub struct World {
     pub target: Revision,
     strategy: RolloutStrategy,
-    certified: bool,
+    main_certificate_ready: bool,
     others: OtherDeployments,
     pub table: RoutingTable,
     pub pods: Vec<PodView>,
@@ -44,7 +44,7 @@ impl World {
         Self {
             target,
             strategy: RolloutStrategy::Surge,
-            certified: true,
+            main_certificate_ready: true,
             others: OtherDeployments::default(),
             table: RoutingTable::default(),
             pods: Vec::new(),
@@ -66,7 +66,7 @@ impl World {
             deployment: "demo",
             target: &self.target,
             strategy: self.strategy,
-            certified: self.certified,
+            main_certificate_ready: self.main_certificate_ready,
             table: &self.table,
             pods: &self.pods,
             others: self.others,
@@ -508,7 +508,7 @@ fn main_functions_stay_while_others_would_find_no_certificate() {
     world.settle();
     let moves = |revision: &&Revision| revision.main.identity != revisions()[0].main.identity;
     world.target = revisions().iter().find(moves).unwrap().clone();
-    world.certified = false;
+    world.main_certificate_ready = false;
     let before = world.serving();
     for _ in 0..ENOUGH {
         let steps = world.steps();
@@ -517,7 +517,7 @@ fn main_functions_stay_while_others_would_find_no_certificate() {
         world.run();
     }
     // The endpoint goes away for as long as its successor starts: there is no second device.
-    world.certified = true;
+    world.main_certificate_ready = true;
     for _ in 0..ENOUGH {
         let steps = world.steps();
         world.act(&steps, usize::MAX);

@@ -1,6 +1,6 @@
 //! Certificates of a deployment after a rotation of its identities.
 
-use crate::identity::{IssuerRef, StoredCertificate, certificate, due, identity_of};
+use crate::identity::{IssuerRef, StoredCertificate, certificate, identity_of, renewal_reason};
 use crate::names::Component;
 use crate::testing::example::deployment;
 use crate::testing::world::World;
@@ -47,7 +47,7 @@ fn certificates_are_issued_again_after_a_rotation() {
         let old = identity_of(&deployment(json!({})), part);
         let new = identity_of(&rotated("2"), part);
         let held = StoredCertificate::new(authority.sign(&old, LIFE).unwrap(), root);
-        let why = |wanted: &Identity| due(Some(&held), wanted, root, LIFE, SystemTime::now());
+        let why = |wanted: &Identity| renewal_reason(Some(&held), wanted, root, LIFE, SystemTime::now());
         assert_eq!(why(&old), None);
         assert!(why(&new).is_some_and(|reason| reason.to_string().contains("another identity")));
         // Of cert-manager as well.

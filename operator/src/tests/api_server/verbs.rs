@@ -1,7 +1,7 @@
 //! The operator's role has what the operator asks for, and nothing more.
 
 use crate::facts::subject;
-use crate::identity::{gateway, held};
+use crate::identity::{gateway_identity, stored_certificate};
 use crate::names::DEPLOYMENT;
 use crate::testing::example::{deployment, facts};
 use crate::testing::world::World;
@@ -320,9 +320,10 @@ fn what_the_operator_asks_for_is_what_its_role_has() {
         let missing: Vec<&RequiredPermission> = asked.difference(&granted).collect();
         assert!(missing.is_empty(), "the role lacks {missing:?}");
         assert!(superfluous.is_empty(), "nothing that the operator does takes {superfluous:?}");
-        let gateways = held(&server.api::<Secret>().get("remoe-gateway-identity").await.unwrap());
-        let known = Credentials::from_pem(&gateways.certificate, &gateways.key, &gateways.authorities);
-        assert_eq!(known.unwrap().identity(), &gateway(&server.namespace));
+        let gateways =
+            stored_certificate(&server.api::<Secret>().get("remoe-gateway-identity").await.unwrap());
+        let known = Credentials::from_pem(&gateways.certificate, &gateways.key, &gateways.trust_bundle);
+        assert_eq!(known.unwrap().identity(), &gateway_identity(&server.namespace));
         operator.kill().await;
     });
 }
