@@ -1,4 +1,4 @@
-//! Calls of the Kubernetes API, each with a deadline.
+//! Client of the Kubernetes API; every call has a deadline.
 
 use super::names::MANAGER;
 use k8s_openapi::NamespaceResourceScope;
@@ -13,16 +13,16 @@ use std::fmt::Debug;
 use std::time::Duration;
 use tokio::time::timeout;
 
-/// No call takes longer.
-const DEADLINE: Duration = Duration::from_secs(10);
-/// Lines of an inspector's log that are read, and their bytes: facts and what is logged beside them.
-const LOG_LINES: i64 = 200;
-const LOG_BYTES: i64 = 1 << 20;
+/// Deadline of one call.
+const CALL_DEADLINE: Duration = Duration::from_secs(10);
+/// Maximum lines and bytes of a log that are read. An inspector prints its facts among its log lines.
+const MAX_LOG_LINES: i64 = 200;
+const MAX_LOG_BYTES: i64 = 1 << 20;
 
-/// Why a call came to nothing.
+/// Failure of a call.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum CallError {
-    /// The API refused or could not be reached.
+    /// The API refused the call or could not be reached.
     #[error("cannot {call}: {source}")]
     Api {
         /// Description of the call.
@@ -30,8 +30,8 @@ pub(super) enum CallError {
         /// Error of the client.
         source: Box<kube::Error>,
     },
-    /// No answer in time.
-    #[error("cannot {call}: no answer within {} s", DEADLINE.as_secs())]
+    /// The deadline passed.
+    #[error("cannot {call}: no answer within {} s", CALL_DEADLINE.as_secs())]
     Timeout {
         /// Description of the call.
         call: String,
@@ -46,7 +46,7 @@ impl CallError {
         }
     }
 
-    /// The API's answer, where it gave one.
+    /// Returns the API's error status, if it gave one.
     pub(super) fn status(&self) -> Option<&kube::core::Status> {
         match self {
             Self::Api { source, .. } => match source.as_ref() {
@@ -57,20 +57,20 @@ impl CallError {
         }
     }
 
-    /// Reports if the namespace is being deleted: it takes no new objects.
-    pub(super) fn namespace_ends(&self) -> bool {
+    /// Returns whether the namespace is terminating and accepts no new objects.
+    pub(super) fn namespace_is_terminating(&self) -> bool {
         let details = self.status().and_then(|status| status.details.as_ref());
         details
             .is_some_and(|details| details.causes.iter().any(|cause| cause.reason == "NamespaceTerminating"))
     }
 
-    /// The code of the API's answer; 0 without one.
+    /// Returns the HTTP status code of the API's answer; 0 if there was none.
     pub(super) fn code(&self) -> u16 {
         self.status().map_or(0, |status| status.code)
     }
 }
 
-/// The API's objects of one namespace.
+/// Client for the objects of one namespace.
 #[derive(Clone)]
 pub(super) struct NamespaceApi {
     client: Client,
@@ -78,7 +78,7 @@ pub(super) struct NamespaceApi {
     writes: IntCounterVec,
 }
 
-/// A kind of object that calls are made about.
+/// Kind of a namespaced object.
 pub(super) trait ApiObject:
     Resource<Scope = NamespaceResourceScope, DynamicType = ()> + Clone + Debug + DeserializeOwned + Serialize
 {
@@ -94,7 +94,7 @@ impl<K> ApiObject for K where
 }
 
 impl NamespaceApi {
-    /// Calls about `namespace`; those that change objects are counted in `writes` by verb and kind.
+    /// Creates a client for `namespace`. Writes are counted in `writes` by verb and kind.
     pub(super) fn new(client: Client, namespace: &str, writes: IntCounterVec) -> Self {
         Self { client, namespace: namespace.to_owned(), writes }
     }
@@ -107,75 +107,75 @@ impl NamespaceApi {
         self.writes.with_label_values(&[verb, &K::kind(&())]).inc();
     }
 
-    async fn within<T>(
+    async fn with_deadline<T>(
         &self,
         call: impl Fn() -> String,
         future: impl Future<Output = kube::Result<T>>,
     ) -> Result<T, CallError> {
-        match timeout(DEADLINE, future).await {
+        match timeout(CALL_DEADLINE, future).await {
             Ok(Ok(value)) => Ok(value),
             Ok(Err(source)) => Err(CallError::Api { call: call(), source: Box::new(source) }),
             Err(_elapsed) => Err(CallError::Timeout { call: call() }),
         }
     }
 
-    /// All objects that `selector` selects.
+    /// Lists the objects that match the label `selector`.
     ///
     /// # Errors
     /// See [`CallError`].
     pub(super) async fn list<K: ApiObject>(&self, selector: &str) -> Result<Vec<K>, CallError> {
         let call = || format!("list {} with {selector}", K::plural(&()));
         let params = ListParams::default().labels(selector);
-        let list = self.within(call, self.api::<K>().list(&params)).await?;
+        let list = self.with_deadline(call, self.api::<K>().list(&params)).await?;
         Ok(list.items)
     }
 
-    /// The object called `name`, where there is one.
+    /// Reads the object `name`; absent if it does not exist.
     ///
     /// # Errors
     /// See [`CallError`].
     pub(super) async fn get<K: ApiObject>(&self, name: &str) -> Result<Option<K>, CallError> {
         let call = || format!("get {} {name}", K::kind(&()));
-        self.within(call, self.api::<K>().get_opt(name)).await
+        self.with_deadline(call, self.api::<K>().get_opt(name)).await
     }
 
-    /// Makes an object.
+    /// Creates an object.
     ///
     /// # Errors
-    /// See [`CallError`]; code 409 where the name is taken.
+    /// See [`CallError`]; code 409 if the name is taken.
     pub(super) async fn create<K: ApiObject>(&self, object: &K) -> Result<K, CallError> {
         self.count::<K>("create");
         let name = object.meta().name.clone().unwrap_or_default();
         let call = || format!("create {} {name}", K::kind(&()));
         let params = PostParams { field_manager: Some(MANAGER.to_owned()), ..PostParams::default() };
-        self.within(call, self.api().create(&params, object)).await
+        self.with_deadline(call, self.api().create(&params, object)).await
     }
 
-    /// Replaces an object, whose resource version says what was read.
+    /// Replaces an object, if its resource version is unchanged.
     ///
     /// # Errors
-    /// See [`CallError`]; code 409 where it was changed meanwhile.
+    /// See [`CallError`]; code 409 if it changed meanwhile.
     pub(super) async fn replace<K: ApiObject>(&self, object: &K) -> Result<K, CallError> {
         self.count::<K>("update");
         let name = object.meta().name.clone().unwrap_or_default();
         let call = || format!("replace {} {name}", K::kind(&()));
         let params = PostParams { field_manager: Some(MANAGER.to_owned()), ..PostParams::default() };
-        self.within(call, self.api().replace(&name, &params, object)).await
+        self.with_deadline(call, self.api().replace(&name, &params, object)).await
     }
 
-    /// Replaces the status of an object, whose resource version says what was read.
+    /// Replaces the status of an object, if its resource version is unchanged.
     ///
     /// # Errors
-    /// See [`CallError`]; code 409 where it was changed meanwhile.
+    /// See [`CallError`]; code 409 if it changed meanwhile.
     pub(super) async fn replace_status<K: ApiObject>(&self, object: &K) -> Result<K, CallError> {
         self.count::<K>("update");
         let name = object.meta().name.clone().unwrap_or_default();
         let call = || format!("replace the status of {} {name}", K::kind(&()));
         let params = PostParams { field_manager: Some(MANAGER.to_owned()), ..PostParams::default() };
-        self.within(call, self.api().replace_status(&name, &params, object)).await
+        self.with_deadline(call, self.api().replace_status(&name, &params, object)).await
     }
 
-    /// Makes an object what it is to be (server-side apply), whatever it was.
+    /// Applies an object's desired state by a forced server-side apply.
     ///
     /// # Errors
     /// See [`CallError`].
@@ -184,10 +184,10 @@ impl NamespaceApi {
         let name = object.meta().name.clone().unwrap_or_default();
         let call = || format!("apply {} {name}", K::kind(&()));
         let params = PatchParams::apply(MANAGER).force();
-        self.within(call, self.api().patch(&name, &params, &Patch::Apply(object))).await
+        self.with_deadline(call, self.api().patch(&name, &params, &Patch::Apply(object))).await
     }
 
-    /// Merges what `object` says into the one of its name, if that still has its uid.
+    /// Merges `object` into the live object of the same name, if its UID matches.
     ///
     /// # Errors
     /// See [`CallError`].
@@ -196,11 +196,11 @@ impl NamespaceApi {
         let name = object.meta().name.clone().unwrap_or_default();
         let call = || format!("patch {} {name}", K::kind(&()));
         let params = PatchParams { field_manager: Some(MANAGER.to_owned()), ..PatchParams::default() };
-        self.within(call, self.api().patch(&name, &params, &Patch::Merge(object))).await
+        self.with_deadline(call, self.api().patch(&name, &params, &Patch::Merge(object))).await
     }
 
-    /// Deletes the object called `name`, if it still is the one with `uid`; a pod may have other
-    /// `grace_seconds` to end than it was made with. One that is gone is no error.
+    /// Deletes the object `name` if its UID is still `uid`. `grace_seconds` overrides a pod's grace period. A missing
+    /// object is no error.
     ///
     /// # Errors
     /// See [`CallError`].
@@ -217,25 +217,28 @@ impl NamespaceApi {
             preconditions: Some(Preconditions { uid: Some(uid.to_owned()), resource_version: None }),
             ..DeleteParams::background()
         };
-        match self.within(call, self.api::<K>().delete(name, &params)).await {
-            // Gone, or another one by now.
+        match self.with_deadline(call, self.api::<K>().delete(name, &params)).await {
+            // It is gone, or replaced by another object.
             Err(error) if matches!(error.code(), 404 | 409) => Ok(()),
             other => other.map(|_| ()),
         }
     }
 
-    /// Returns the log of a pod that ended.
+    /// Reads the log of a completed pod.
     ///
     /// # Errors
     /// See [`CallError`].
     pub(super) async fn log(&self, pod: &str) -> Result<String, CallError> {
         let call = || format!("read the log of pod {pod}");
-        let params =
-            LogParams { tail_lines: Some(LOG_LINES), limit_bytes: Some(LOG_BYTES), ..LogParams::default() };
-        self.within(call, self.api::<Pod>().logs(pod, &params)).await
+        let params = LogParams {
+            tail_lines: Some(MAX_LOG_LINES),
+            limit_bytes: Some(MAX_LOG_BYTES),
+            ..LogParams::default()
+        };
+        self.with_deadline(call, self.api::<Pod>().logs(pod, &params)).await
     }
 
-    /// States the status of a deployment.
+    /// Applies the status of a deployment.
     ///
     /// # Errors
     /// See [`CallError`].
@@ -255,10 +258,10 @@ impl NamespaceApi {
         let params = PatchParams::apply(MANAGER).force();
         let api = self.api::<MoEDeployment>();
         let patch = Patch::Apply(&object);
-        self.within(call, api.patch_status(name, &params, &patch)).await.map(|_| ())
+        self.with_deadline(call, api.patch_status(name, &params, &patch)).await.map(|_| ())
     }
 
-    /// All plans of a deployment, the newest last.
+    /// Lists the plans of a deployment, newest last.
     ///
     /// # Errors
     /// See [`CallError`].

@@ -226,7 +226,7 @@ async fn run(
             tracing::debug!(namespace, name, ?again, "reconciled");
             Ok(Action::requeue(again))
         }
-        Err(error) if error.namespace_ends() => {
+        Err(error) if error.namespace_is_terminating() => {
             // The cluster deletes everything in the namespace, including this deployment.
             tracing::info!(namespace, name, "skipped: namespace is terminating");
             shared.forget(&key);
@@ -284,7 +284,7 @@ impl ControllerShared {
     fn forget(&self, key: &ObjectRef<MoEDeployment>) {
         self.histories().remove(key);
         self.context.main_pollers.end(key);
-        self.context.starting.end(key);
+        self.context.starting.cancel(key);
         self.context.memory.forget(key);
         self.context.pool.forget(key);
         self.terminating().remove(key);

@@ -1,4 +1,4 @@
-//! The pure stages of a reconcile, in their order.
+//! Runs the pure stages of a reconcile in order.
 
 use super::build::{Manifests, build};
 use super::diff::{Diff, DiffInput, diff};
@@ -28,18 +28,18 @@ pub(crate) struct Decided {
     pub diff: Diff,
 }
 
-/// Changes that the first writes bring about, for events and metrics.
+/// Effects of the writes that were made, for events and metrics.
 #[derive(Debug, Default)]
 pub(crate) struct Effects {
-    /// Events.
+    /// Events to publish.
     pub events: Vec<ClusterEvent>,
-    /// Requests whose expert usage a new plan is for.
+    /// Source of the expert usage that a new plan was made for.
     pub replanned: Option<MixOf>,
-    /// Change of the phase.
+    /// Change of the scaling phase.
     pub phase: Option<PhaseChange>,
-    /// Functions whose replicas change because of load.
+    /// Functions whose number of replicas changes with the load.
     pub scaled: Vec<ReplicaChange>,
-    /// Remote functions that fall asleep or wake by themselves.
+    /// Remote functions that were put to sleep or woken.
     pub groups: Vec<GroupChange>,
 }
 
@@ -63,7 +63,7 @@ pub(crate) fn decide(inputs: Inputs<'_>, planner: &mut impl Planner) -> Result<D
 }
 
 impl Decided {
-    /// Returns the soft state that the reconcile ends with.
+    /// Returns the soft state after the reconcile.
     pub(crate) fn soft_state_update(&self) -> SoftStateUpdate {
         SoftStateUpdate {
             load: self.scaled.load.clone(),
@@ -74,23 +74,23 @@ impl Decided {
         }
     }
 
-    /// Returns the effects of the first `made` writes. They are told even if later writes failed: the next reconcile finds
-    /// the objects written, and tells nothing of them.
+    /// Returns the effects of the first `made` writes. They are reported even if later writes failed: the next
+    /// reconcile finds those objects written and reports nothing.
     pub(crate) fn effects(&self, made: usize) -> Effects {
         let Self { planned, scaled, diff, .. } = self;
-        let has_made = |is: fn(&Write) -> bool| diff.writes.iter().take(made).any(is);
-        let is_told = has_made(|write| matches!(write, Write::Demand(_)));
-        let is_planned = has_made(|write| matches!(write, Write::Plan(_)));
+        let any_written = |is: fn(&Write) -> bool| diff.writes.iter().take(made).any(is);
+        let demand_written = any_written(|write| matches!(write, Write::Demand(_)));
+        let plan_written = any_written(|write| matches!(write, Write::Plan(_)));
         let awake = scaled.demanded.phase != ScalingPhase::Asleep;
         let changes = if awake { scaled.changes.clone() } else { Vec::new() };
-        let groups = if is_told { scaled.groups.changes.clone() } else { Vec::new() };
+        let groups = if demand_written { scaled.groups.changes.clone() } else { Vec::new() };
         let mut events = diff.said(made);
         events.extend(changes.iter().map(ReplicaChange::event));
         events.extend(groups.iter().map(GroupChange::event));
         Effects {
             events,
-            replanned: planned.cause.filter(|_| is_planned),
-            phase: scaled.demanded.change.filter(|_| is_told),
+            replanned: planned.cause.filter(|_| plan_written),
+            phase: scaled.demanded.change.filter(|_| demand_written),
             scaled: changes,
             groups,
         }

@@ -1,7 +1,7 @@
-//! Limits on what a MoEDeployment may ask for, as the operator's settings state them. Pure.
+//! Limits on MoEDeployments, from the operator's settings. Pure.
 //!
-//! A tenant who may write MoEDeployments chooses their prices and the classes of their pods. Prices count against the
-//! budgets of callers, a PriorityClass evicts the pods of others, and a RuntimeClass chooses the isolation.
+//! A tenant with write access to MoEDeployments chooses their prices and the classes of their pods. Prices count
+//! against callers' budgets, a PriorityClass preempts pods of others, and a RuntimeClass chooses the isolation.
 
 use super::status_issue::StatusIssue;
 use remoe_api::{Billing, MoEDeployment, PodTemplate, PricingSpec};
@@ -11,29 +11,29 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::convert::Infallible;
 use std::str::FromStr;
 
-/// The reason of a deployment that asks for more than it may.
+/// Reason of a deployment that violates the policy.
 pub(crate) const NOT_ALLOWED: &str = "NotAllowed";
-/// Stands for all names in a list.
+/// Wildcard for all names in a list.
 const ALL: &str = "*";
-/// Begins the names of the PriorityClasses of Kubernetes itself.
-const SYSTEM: &str = "system-";
-/// Digits of a price, as in `spec.pricing`.
-const MAX_PRICE: usize = 20;
-/// Dollars per hour, at most.
-const HIGHEST: f64 = 1e6;
+/// Prefix of the PriorityClasses of Kubernetes itself.
+const SYSTEM_PREFIX: &str = "system-";
+/// Maximum characters of a price, as in `spec.pricing`.
+const MAX_PRICE_CHARS: usize = 20;
+/// Maximum price in dollars per hour.
+const MAX_PRICE_DOLLARS: f64 = 1e6;
 
-/// Limits for all deployments.
+/// Limits that apply to all deployments.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct DeploymentPolicy {
-    /// The price list of the platform. It applies in place of `spec.pricing`.
+    /// Price list of the platform, which replaces `spec.pricing`.
     pub prices: Option<PriceList>,
-    /// PriorityClasses of pods.
+    /// Allowed PriorityClasses of pods.
     pub priority_classes: NameList,
-    /// RuntimeClasses of pods.
+    /// Allowed RuntimeClasses of pods.
     pub runtime_classes: NameList,
 }
 
-/// Names, separated by commas. `*` stands for all of them.
+/// Names, separated by commas. `*` allows all of them.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NameList(BTreeSet<String>);
 
@@ -52,7 +52,7 @@ impl NameList {
         self.0.contains(name) || (self.0.contains(ALL) && !is_reserved)
     }
 
-    fn shown(&self, reserved: Option<&str>) -> String {
+    fn listed(&self, reserved: Option<&str>) -> String {
         let names: Vec<String> = self
             .0
             .iter()
@@ -65,7 +65,7 @@ impl NameList {
     }
 }
 
-/// Prices of the platform, in dollars, as decimal numbers in strings.
+/// Prices of the platform in dollars, as decimal strings.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct PriceList {
@@ -91,20 +91,20 @@ impl FromStr for PriceList {
         })?;
         let named = [("cpuCoreHour", &list.cpu_core_hour), ("memoryGBHour", &list.memory_gb_hour)];
         let gpus = list.gpu_hour.iter().map(|(resource, price)| (resource.as_str(), price));
-        let wrong = named.into_iter().chain(gpus).find(|(_, price)| !is_price(price));
-        let wrong = wrong.map(|(field, price)| {
-            format!("invalid price {field}: expected a decimal above 0 and up to {HIGHEST}, got {price:?}")
+        let invalid = named.into_iter().chain(gpus).find(|(_, price)| !is_price(price));
+        let invalid = invalid.map(|(field, price)| {
+            format!("invalid price {field}: expected a decimal above 0 and up to {MAX_PRICE_DOLLARS}, got {price:?}")
         });
-        wrong.map_or(Ok(list), Err)
+        invalid.map_or(Ok(list), Err)
     }
 }
 
-/// Returns whether `text` is a decimal number as `spec.pricing` has them, above 0, as plans need it.
+/// Returns whether `text` is a decimal number above 0 in the format of `spec.pricing`.
 fn is_price(text: &str) -> bool {
     let is_digits = |part: &str| !part.is_empty() && part.bytes().all(|byte| byte.is_ascii_digit());
     let (whole, fraction) = text.split_once('.').map_or((text, None), |(whole, rest)| (whole, Some(rest)));
-    let is_decimal = text.len() <= MAX_PRICE && is_digits(whole) && fraction.is_none_or(is_digits);
-    is_decimal && text.parse().is_ok_and(|price: f64| price > 0.0 && price <= HIGHEST)
+    let is_decimal = text.len() <= MAX_PRICE_CHARS && is_digits(whole) && fraction.is_none_or(is_digits);
+    is_decimal && text.parse().is_ok_and(|price: f64| price > 0.0 && price <= MAX_PRICE_DOLLARS)
 }
 
 impl DeploymentPolicy {
@@ -118,42 +118,42 @@ impl DeploymentPolicy {
             billing: prices.billing,
             cpu_core_hour: prices.cpu_core_hour.clone(),
             memory_gb_hour: prices.memory_gb_hour.clone(),
-            // The two stand together.
+            // Both fields are set, or neither.
             gpu_memory_mb: owner.spec.pricing.gpu_memory_mb.filter(|_| gpu_hour.is_some()),
             gpu_hour,
         };
         Cow::Owned(priced)
     }
 
-    /// Returns why nothing may be created for `owner`, if that is so.
+    /// Returns why `owner` violates the policy; absent if it does not.
     pub(crate) fn refusal(&self, owner: &MoEDeployment) -> Option<StatusIssue> {
         let spec = &owner.spec;
         let refused = self
-            .class("main", &spec.main.template)
-            .or_else(|| self.class("remoteExperts", &spec.remote_experts.template))
-            .or_else(|| self.unpriced(owner));
+            .class_refusal("main", &spec.main.template)
+            .or_else(|| self.class_refusal("remoteExperts", &spec.remote_experts.template))
+            .or_else(|| self.unpriced_gpu(owner));
         refused.map(|message| StatusIssue::new(NOT_ALLOWED, message))
     }
 
-    fn class(&self, part: &str, template: &PodTemplate) -> Option<String> {
+    fn class_refusal(&self, part: &str, template: &PodTemplate) -> Option<String> {
         let refused = |field: &str, name: &str, allowed: &NameList, reserved, value: &str| {
             format!(
                 "spec.{part}.template.{field} {name} is not allowed; allowed: {}; name one of these or none, or \
                  have {value} of the operator's chart extended",
-                allowed.shown(reserved)
+                allowed.listed(reserved)
             )
         };
         let priority = template.priority_class_name.as_deref();
-        if let Some(name) = priority.filter(|name| !self.priority_classes.allow(name, Some(SYSTEM))) {
+        if let Some(name) = priority.filter(|name| !self.priority_classes.allow(name, Some(SYSTEM_PREFIX))) {
             let (allowed, value) = (&self.priority_classes, "allowed.priorityClasses");
-            return Some(refused("priorityClassName", name, allowed, Some(SYSTEM), value));
+            return Some(refused("priorityClassName", name, allowed, Some(SYSTEM_PREFIX), value));
         }
         let runtime = template.runtime_class_name.as_deref();
         let name = runtime.filter(|name| !self.runtime_classes.allow(name, None))?;
         Some(refused("runtimeClassName", name, &self.runtime_classes, None, "allowed.runtimeClasses"))
     }
 
-    fn unpriced(&self, owner: &MoEDeployment) -> Option<String> {
+    fn unpriced_gpu(&self, owner: &MoEDeployment) -> Option<String> {
         let (gpu, prices) = (owner.spec.main.gpu.as_ref()?, self.prices.as_ref()?);
         (!prices.gpu_hour.contains_key(&gpu.resource)).then(|| {
             let names: Vec<&str> = prices.gpu_hour.keys().map(String::as_str).collect();
@@ -250,7 +250,7 @@ mod tests {
 
     #[test]
     fn invalid_price_lists_are_refused() {
-        for (wrong, said) in [
+        for (invalid, expected) in [
             ("", "expected JSON"),
             ("{}", "cpuCoreHour"),
             (r#"{"cpuCoreHour": "1", "memoryGBHour": "1", "cpu": "1"}"#, "unknown field `cpu`"),
@@ -261,8 +261,8 @@ mod tests {
             (r#"{"cpuCoreHour": "1.", "memoryGBHour": "1"}"#, "invalid price cpuCoreHour"),
             (r#"{"cpuCoreHour": "1", "memoryGBHour": "1", "gpuHour": {"a/b": ""}}"#, "invalid price a/b"),
         ] {
-            let error = wrong.parse::<PriceList>().unwrap_err();
-            assert!(error.contains(said), "{wrong}: {error}");
+            let error = invalid.parse::<PriceList>().unwrap_err();
+            assert!(error.contains(expected), "{invalid}: {error}");
         }
     }
 }

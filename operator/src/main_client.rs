@@ -1,6 +1,6 @@
 //! Calls to the control service of a main function: describe it, and put a routing generation in force.
 
-use super::events::shortened;
+use super::events::truncated;
 use super::ports::CONTROL_PORT;
 use remoe_autoscale::replicas::Worked;
 use remoe_proto::identity::Trust;
@@ -113,7 +113,7 @@ fn check_description(answer: MainDescription) -> Result<CheckedDescription, Stri
     let is_digest =
         placement.len() == PLACEMENT_DIGEST_DIGITS && placement.bytes().all(|byte| byte.is_ascii_hexdigit());
     if !placement.is_empty() && !is_digest {
-        let shown = shortened(&placement, PLACEMENT_DIGEST_DIGITS);
+        let shown = truncated(&placement, PLACEMENT_DIGEST_DIGITS);
         return Err(format!(
             "invalid `placement` in the description: expected {PLACEMENT_DIGEST_DIGITS} hexadecimal digits, got {} bytes, \
              {shown:?}; run an image of this release",
@@ -169,7 +169,7 @@ async fn try_set_routing(
 fn problems(ack: &RoutingAck) -> Vec<String> {
     let shown = ack.problems.iter().take(MAX_SHOWN_PROBLEMS).map(|problem| {
         let (address, message) = (&problem.address, &problem.message);
-        format!("{}: {}", shortened(address, MAX_ADDRESS_BYTES), shortened(message, MAX_PROBLEM_BYTES))
+        format!("{}: {}", truncated(address, MAX_ADDRESS_BYTES), truncated(message, MAX_PROBLEM_BYTES))
     });
     let others = ack.problems.len().saturating_sub(MAX_SHOWN_PROBLEMS);
     let others = (others > 0).then(|| format!("{others} more"));

@@ -1,9 +1,9 @@
-//! Conversations with main functions: what they have in force, and what they are to have.
+//! Background tasks that poll main functions and send them routing generations.
 //!
-//! No look waits for a pod. It says whom to speak with and what to tell ([`MainPollers::poll_only`]), and the
-//! next one finds what was learned ([`MainPollers::observations`]), which also has the deployment looked at again.
-//! Each main function is spoken with by a task of its own, which ends with its pod, with the deployment, or
-//! when no look asked for it any more.
+//! No reconcile waits for a pod. It sets which main functions to poll and which generation to send
+//! ([`MainPollers::poll_only`]). The next reconcile reads the results ([`MainPollers::observations`]); a changed
+//! result requests one. Each main function has its own task, which ends with its pod, with the deployment, or when no
+//! reconcile has renewed it for a while.
 
 use super::main_client::{self, DescriptionError, GenerationOutcome, RoutingOrder, WatchedFunctions};
 use jiff::Timestamp;
@@ -22,69 +22,69 @@ use tokio::sync::{Semaphore, mpsc, watch};
 use tokio::task::{AbortHandle, JoinSet};
 use tokio::time::{Instant, sleep, timeout};
 
-/// Main functions of one deployment that are spoken with: two revisions of as many as there can be.
+/// Maximum polled main functions of one deployment: two revisions of the maximum number of replicas.
 const MAX_POLLED_MAINS: usize = 128;
-/// Calls of one deployment that are under way at the same time. Those of others do not wait for them.
+/// Maximum concurrent calls for one deployment. Calls for other deployments do not wait for them.
 const MAX_CONCURRENT_CALLS: usize = 32;
-/// Between two calls of one main function at least, whatever it says and however often it is looked at ..
+/// Minimum interval between two calls of one main function.
 const SHORTEST_PAUSE: Duration = Duration::from_secs(1);
-/// .. but for the first few after a change: requests may wait for it to serve. A new order is told at once.
+/// Initial interval after a change, when requests may wait for the main function. A new order is sent at once.
 const EAGER_PAUSE: Duration = Duration::from_millis(100);
-/// One that starts and has not answered yet is asked this often, ..
+/// Interval while a starting main function has not answered yet.
 const STARTING_PAUSE: Duration = Duration::from_millis(50);
-/// .. but for no longer than that.
+/// Longest time for which `STARTING_PAUSE` applies.
 const STARTING_LIMIT: Duration = Duration::from_secs(60);
-/// Between two calls of one that has nothing new to say.
+/// Maximum interval between two calls, while nothing changes.
 const LONGEST_PAUSE: Duration = Duration::from_secs(15);
-/// An order holds for this long after the look that gave it: its address may be another pod's by then.
+/// Lifetime of an order after the reconcile that gave it. Later the address may belong to another pod.
 const ORDER_LIFETIME: Duration = Duration::from_secs(60);
-/// Conversations end this long after the reconcile that last asked for them. Settled deployments are reconciled more
-/// often than that.
+/// Lifetime of a poller after the last reconcile that requested it. Settled deployments are reconciled more often
+/// than that.
 const POLLER_LIFETIME: Duration = Duration::from_secs(900);
-/// Deployments that wait to be looked at. What finds no room is seen by the next look.
+/// Capacity of the queue of reconcile requests. If it is full, the next periodic reconcile sees the change.
 const MAX_PENDING_RECONCILES: usize = 1024;
 
 /// Latest state that a main function reported.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct MainObservation {
-    /// The generation that it has in force; none: it did not answer.
+    /// Routing generation in force; absent if the main function did not answer.
     pub in_force: Option<u64>,
     /// Digest of the placement in force; empty if no generation is in force.
     pub placement: String,
-    /// The generation that it was last told, and what came of it. That it is in force is reported once.
+    /// Last generation that was sent, and its outcome. Success is reported once.
     pub last_outcome: Option<(u64, GenerationOutcome)>,
-    /// Work that its remote functions did; absent if it did not answer.
+    /// Compute time of its remote functions; absent if it did not answer.
     pub worked: Option<Worked>,
-    /// When it was last found that remote functions were used, by their names, as far as that was asked.
+    /// Time at which each watched remote function was last found used.
     pub recently_used: BTreeMap<String, Timestamp>,
 }
 
-/// Main function that a reconcile wants to speak with.
+/// Main function that a reconcile wants to be polled.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct PolledMain {
-    /// The pod's identity for the API.
+    /// UID of its pod.
     pub uid: String,
-    /// Where it is reached.
+    /// IP address of its pod.
     pub ip: IpAddr,
-    /// Order that it is to have in force; absent if it is only asked.
+    /// Generation to put in force; absent if it is only polled.
     pub order: Option<Arc<RoutingOrder>>,
-    /// Set until its node has seen it ready.
+    /// Set until the kubelet reports it ready.
     pub starting: bool,
-    /// Remote functions whose last use is to be found out; absent if that is not needed.
+    /// Remote functions whose usage to watch; absent if not needed.
     pub watched: Option<Arc<WatchedFunctions>>,
 }
 
-/// All conversations of this operator.
+/// Pollers of all deployments.
 pub(crate) struct MainPollers {
     deployments: Mutex<HashMap<ObjectRef<MoEDeployment>, DeploymentPollers>>,
     reconcile_requests: mpsc::Sender<ObjectRef<MoEDeployment>>,
 }
 
-/// The conversations of one deployment.
+/// Pollers of one deployment.
 struct DeploymentPollers {
     call_permits: Arc<Semaphore>,
     mains: HashMap<String, MainPoller>,
-    /// Ends the tasks with it.
+    /// Tasks; dropping the set aborts them.
     tasks: JoinSet<()>,
 }
 
@@ -95,38 +95,38 @@ struct MainPoller {
     task: AbortHandle,
 }
 
-/// Wishes of the latest reconcile.
+/// Settings from the latest reconcile.
 #[derive(Clone)]
 struct PollSettings {
     order: Option<Arc<RoutingOrder>>,
     /// Set while the main function starts.
     starting: bool,
     watched: Option<Arc<WatchedFunctions>>,
-    /// Identity that it has to show.
+    /// Credentials, and the identity that the main function must have.
     trust: Option<Trust>,
     requested_at: Instant,
 }
 
 impl PollSettings {
-    /// The number of what is to be told.
+    /// Returns the number of the generation to send.
     fn desired_generation(&self) -> Option<u64> {
         self.order.as_ref().map(|order| order.number)
     }
 }
 
 impl MainPollers {
-    /// No conversation yet; what is learned has the deployments that come out of the receiver looked at.
+    /// Creates an empty set of pollers, and the receiver of deployments to reconcile.
     pub(crate) fn new() -> (Self, mpsc::Receiver<ObjectRef<MoEDeployment>>) {
         let (reconcile_requests, looks) = mpsc::channel(MAX_PENDING_RECONCILES);
         (Self { deployments: Mutex::default(), reconcile_requests }, looks)
     }
 
-    /// Where deployments are named that are to be looked at.
+    /// Returns a sender of reconcile requests.
     pub(crate) fn reconcile_requests(&self) -> mpsc::Sender<ObjectRef<MoEDeployment>> {
         self.reconcile_requests.clone()
     }
 
-    /// Returns the latest state that each main function of `owner` reported, by the uid of its pod.
+    /// Returns the latest observation of each main function of `owner`, by the UID of its pod.
     pub(crate) fn observations(&self, owner: &MoEDeployment) -> HashMap<String, MainObservation> {
         let deployments = lock(&self.deployments);
         let mains = deployments.get(&ObjectRef::from_obj(owner)).map(|pollers| &pollers.mains);
@@ -141,7 +141,7 @@ impl MainPollers {
         observation.collect()
     }
 
-    /// Speaks with exactly `polled_mains` of `owner` from now on, once they have shown the identity that `trust` demands.
+    /// Polls exactly `polled_mains` of `owner` from now on, with the credentials in `trust`.
     pub(crate) fn poll_only(
         &self,
         owner: &MoEDeployment,
@@ -197,14 +197,14 @@ impl MainPollers {
         while pollers.tasks.try_join_next().is_some() {}
     }
 
-    /// Ends all conversations of `deployment`.
+    /// Ends all pollers of `deployment`.
     pub(crate) fn end(&self, deployment: &ObjectRef<MoEDeployment>) {
         lock(&self.deployments).remove(deployment);
     }
 }
 
-/// Polls the main function at `ip`, and tells it the order that it is to have in force, until no reconcile asks for
-/// that any more.
+/// Polls the main function at `ip` and sends it the ordered generation, until no reconcile has requested that for
+/// `POLLER_LIFETIME`.
 async fn poll(
     ip: IpAddr,
     mut settings_updates: watch::Receiver<PollSettings>,
@@ -237,10 +237,10 @@ async fn poll(
         }
         if record(&mut lock(&observation), reported) || is_woken {
             (pause, shortest_pause) = (SHORTEST_PAUSE, EAGER_PAUSE);
-            // Where there is no room, the next look sees it.
+            // If the channel is full, the next periodic reconcile sees it.
             let _no_room = reconcile_requests.try_send(deployment.clone());
         } else {
-            // When something was last used is known as well as it is asked.
+            // The time of last use is only as precise as the polling interval.
             let longest = if watched.is_some() { SHORTEST_PAUSE } else { LONGEST_PAUSE };
             pause = (2 * pause).min(longest);
         }
@@ -265,36 +265,36 @@ async fn poll(
     }
 }
 
-/// The remote functions of `watched` that were used since a main function was last asked, which has counted `pairs` by now.
+/// Returns the functions of `watched` that were used since the last poll, by the usage counts `pairs`.
 fn recently_used(
     last_outcome: &mut ReportedUsage,
     watched: &WatchedFunctions,
     pairs: &[LayerPairs],
 ) -> BTreeMap<String, Timestamp> {
     let now = Timestamp::now();
-    // Kept as long as the conversation: no more than the experts that are asked for.
+    // The history holds only experts that are watched, so that a hostile main function cannot grow it.
     let requested: BTreeSet<_> = watched.hosted.values().flatten().flat_map(experts_of).collect();
     let pairs: Vec<_> = pairs.iter().map(|reported| restricted_to(&requested, reported)).collect();
-    // What it had counted before anybody asked may be of any time.
+    // Usage counted before the first poll has no known time.
     let uses = last_outcome.note("", &pairs, false);
     let recently_used = watched.hosted.iter().filter(|(_, hosted)| uses.of(hosted) > 0);
     recently_used.map(|(function, _)| (function.clone(), now)).collect()
 }
 
-/// The experts of `set`, each with its layer.
+/// Returns the experts of `set` as pairs of layer and expert.
 fn experts_of(set: &LayerExperts) -> impl Iterator<Item = (u32, u32)> {
     set.experts.iter().map(|expert| (set.layer, *expert))
 }
 
-/// Returns the part of `reported` that is about the experts `requested`.
+/// Returns the part of `reported` about the experts in `requested`.
 fn restricted_to(requested: &BTreeSet<(u32, u32)>, reported: &LayerPairs) -> LayerPairs {
     let both = reported.experts.iter().copied().zip(reported.pairs.iter().copied());
     let (experts, pairs) = both.filter(|(expert, _)| requested.contains(&(reported.layer, *expert))).unzip();
     LayerPairs { layer: reported.layer, experts, pairs }
 }
 
-/// One question, and one order where the answer calls for it. With what was heard, how often remote experts were used, where
-/// that was asked and answered.
+/// Describes the main function, and sends the ordered generation if it is behind. Returns the observation, with usage
+/// counts if they were requested and answered.
 async fn poll_once(ip: IpAddr, settings: PollSettings) -> (MainObservation, Option<Vec<LayerPairs>>) {
     let trust = settings.trust.as_ref();
     let recently_used = BTreeMap::new();
@@ -332,20 +332,20 @@ async fn poll_once(ip: IpAddr, settings: PollSettings) -> (MainObservation, Opti
     )
 }
 
-/// Takes note of what was `reported`. Returns whether it is new.
+/// Stores `reported` in `observation`. Returns whether it is new.
 fn record(observation: &mut MainObservation, reported: MainObservation) -> bool {
     let other = (observation.in_force, &observation.placement) != (reported.in_force, &reported.placement);
     let is_new =
         other || (reported.last_outcome.is_some() && observation.last_outcome != reported.last_outcome);
     (observation.in_force, observation.placement) = (reported.in_force, reported.placement);
     observation.last_outcome = reported.last_outcome.or(observation.last_outcome.take());
-    // Read by the next look, whatever makes it.
+    // These two alone do not trigger a reconcile.
     observation.worked = reported.worked;
     observation.recently_used.extend(reported.recently_used);
     is_new
 }
 
-/// Every change of what is locked is whole: a panic elsewhere cannot have left it half-done.
+/// Every critical section keeps the value consistent up to any panic.
 fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -366,7 +366,7 @@ mod tests {
         };
         let (mut last_outcome, mut expected) = (ReportedUsage::default(), ReportedUsage::default());
         expected.note("", &[reported(1, vec![2], 5)], false);
-        // Other experts with every answer, as a hostile main function would have it.
+        // Each answer names other experts, as from a hostile main function.
         for number in 0..100 {
             let pairs = [reported(1, vec![2, 3 + number], 5), reported(9 + number, vec![2], 1)];
             assert_eq!(recently_used(&mut last_outcome, &watched, &pairs), BTreeMap::new());

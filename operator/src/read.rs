@@ -1,5 +1,5 @@
-//! The read stage: everything that belongs to a deployment, from the API and from conversations with its functions. No later
-//! stage reads.
+//! Read stage: reads everything that belongs to a deployment, from the API and from the pollers of its functions. No
+//! later stage reads.
 
 use super::api::{CallError, NamespaceApi};
 use super::gateways::Gateways;
@@ -24,9 +24,9 @@ pub(super) struct Sources<'a> {
     pub(super) api: &'a NamespaceApi,
     /// Gateways, if there are any.
     pub(super) gateways: Option<&'a Gateways>,
-    /// Answers of main functions.
+    /// Pollers of main functions.
     pub(super) main_pollers: &'a MainPollers,
-    /// Answers of remote functions that start.
+    /// Readiness probes of starting remote functions.
     pub(super) starting: &'a StartProbes,
 }
 
@@ -38,7 +38,7 @@ pub(super) async fn read(
     deployment: &MoEDeployment,
     Sources { api, gateways, main_pollers, starting }: Sources<'_>,
 ) -> Result<Observed, ReadError> {
-    let (heard, serving) = (main_pollers.observations(deployment), starting.serving(deployment));
+    let (main_observations, serving) = (main_pollers.observations(deployment), starting.serving(deployment));
     let name = deployment.name_any();
     let labels = BTreeMap::from([(names::DEPLOYMENT.to_owned(), name.clone())]);
     let selector = names::selector_text(&labels);
@@ -49,9 +49,9 @@ pub(super) async fn read(
         }
     };
     let follows = deployment.spec.prediction.replan == Replan::Auto;
-    let is_told = deployment.spec.idle_window().is_some() || follows || deployment.spec.follows_load();
+    let needs_gateways = deployment.spec.idle_window().is_some() || follows || deployment.spec.follows_load();
     let live = async {
-        match gateways.filter(|_| is_told) {
+        match gateways.filter(|_| needs_gateways) {
             Some(gateways) => gateways.live().await.map(Some),
             None => Ok(None),
         }
@@ -66,17 +66,20 @@ pub(super) async fn read(
         demand,
         live,
     )?;
-    // A main function that asked for certificates goes on to, so that nothing is read for it. Gateways of a version before are gone soon.
+    // If a main function already requires certificates, later ones do too, and the gateways need not be read.
+    // Gateways of an older version will be gone soon.
     let uid = deployment.uid().unwrap_or_default();
-    let asks = pods.iter().any(|pod| is_owned_by(pod, &uid) && knows_gateways(pod));
-    let certified = gateways.filter(|gateways| gateways.have_certificates() && !asks);
-    let live = match (certified, live) {
+    let certificates_required = pods.iter().any(|pod| is_owned_by(pod, &uid) && knows_gateways(pod));
+    let gateways_with_certificates =
+        gateways.filter(|gateways| gateways.have_certificates() && !certificates_required);
+    let live = match (gateways_with_certificates, live) {
         (Some(gateways), None) => Some(gateways.live().await?),
         (_, live) => live,
     };
-    let uncertified_gateways = certified.is_some() && live.as_ref().is_some_and(|live| live.has_uncertified);
-    let live = live.filter(|_| is_told).unwrap_or_default();
-    // What belongs to an earlier deployment of the same name is on its way out.
+    let uncertified_gateways =
+        gateways_with_certificates.is_some() && live.as_ref().is_some_and(|live| live.has_uncertified);
+    let live = live.filter(|_| needs_gateways).unwrap_or_default();
+    // Objects of a deleted deployment of the same name are being garbage-collected.
     let record = |name: String| {
         records.iter().find(|record| record.name_any() == name && is_owned_by(*record, &uid)).cloned()
     };
@@ -118,7 +121,7 @@ pub(super) async fn read(
         model,
         routing,
         details,
-        heard,
+        main_observations,
         serving,
         demand,
         gateways: live.uids,
@@ -128,13 +131,13 @@ pub(super) async fn read(
     })
 }
 
-/// Why a deployment could not be looked at.
+/// Failure to read a deployment's objects.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum ReadError {
-    /// A call of the API.
+    /// API call failed.
     #[error(transparent)]
     Call(#[from] CallError),
-    /// A value that cannot be written as JSON.
+    /// Value cannot be serialised.
     #[error("{0}")]
     Json(#[from] serde_json::Error),
 }

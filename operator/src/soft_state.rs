@@ -1,9 +1,10 @@
-//! Soft state: what the operator remembers of deployments from one reconcile to the next.
+//! Soft state: values that the operator keeps in memory from one reconcile of a deployment to the next.
 //!
-//! It decides in four places: how many replicas a load asks for, when another plan is looked for, how many functions are
-//! replaced at once, and which deployments may begin a rollout that no user asked for. Losing it is safe: an operator that
-//! starts scales up again from what gateways report, looks for a plan once more, and lets rollouts that have begun go on.
-//! A reconcile takes it as one value ([`SoftStateView`]) and returns one ([`SoftStateUpdate`]).
+//! It influences four decisions: the number of replicas for a load, when the next plan is searched, how many
+//! functions are replaced at once, and which deployments may begin a rollout that no user requested. Losing it is
+//! safe: a restarted operator scales up again from the gateways' reports, searches one more plan, and continues
+//! rollouts in progress. A reconcile reads it as one value ([`SoftStateView`]) and writes one back
+//! ([`SoftStateUpdate`]).
 
 use super::cooldown::Cooldown;
 use super::fleet::{FunctionCounts, OtherDeployments};
@@ -15,40 +16,40 @@ use remoe_autoscale::replicas::History;
 use std::collections::HashMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// One deployment in so many has a turn at a time, and at least one.
-const AT_ONCE: usize = 4;
-/// Longest turn: a rollout that takes longer delays those of other deployments no more.
-const LONGEST: SignedDuration = SignedDuration::from_mins(10);
+/// One in this many deployments may roll out at a time; at least one may.
+const CONCURRENT_ROLLOUT_SHARE: usize = 4;
+/// Longest turn. A rollout that takes longer no longer delays those of other deployments.
+const MAX_TURN: SignedDuration = SignedDuration::from_mins(10);
 
-/// Soft state that a reconcile of one deployment begins with.
+/// Soft state at the start of a reconcile.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct SoftStateView {
     /// Load in the scaling window.
     pub load: History,
-    /// Times before which no other plan is looked for.
+    /// Times before which no new plan is searched.
     pub cooldown: Cooldown,
-    /// Functions of all other deployments.
+    /// Function counts of all other deployments.
     pub others: OtherDeployments,
-    /// The deployment has a turn for a rollout that no user asked for, or may take one.
+    /// Set if the deployment may roll out without a request of a user: it has a turn, or one is free.
     pub has_rollout_turn: bool,
 }
 
-/// Soft state that a reconcile of one deployment ends with.
+/// Soft state at the end of a reconcile.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct SoftStateUpdate {
     /// Load in the scaling window.
     pub load: History,
-    /// Times before which no other plan is looked for.
+    /// Times before which no new plan is searched.
     pub cooldown: Cooldown,
-    /// Functions of the deployment that are not ready.
+    /// Function counts of this deployment.
     pub function_counts: FunctionCounts,
-    /// The deployment takes its turn for a rollout that no user asked for, or keeps it.
+    /// Set if the deployment takes or keeps a turn for a rollout that no user requested.
     pub takes_rollout_turn: bool,
-    /// Nothing is left to roll out: the turn is over.
+    /// Set if the rollout is complete, which ends the turn.
     pub settled: bool,
 }
 
-/// Another deployment took the last turn since the soft state was read.
+/// Error: another deployment took the last free turn since the soft state was read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct RolloutTurnTaken;
 
@@ -62,13 +63,13 @@ struct DeploymentSoftState {
     load: History,
     cooldown: Cooldown,
     function_counts: FunctionCounts,
-    /// Time since which it has its turn.
-    turn: Option<Timestamp>,
+    /// Begin of the deployment's turn.
+    turn_since: Option<Timestamp>,
 }
 
 impl DeploymentSoftState {
-    fn turn(&self, now: Timestamp) -> Option<Timestamp> {
-        self.turn.filter(|since| now.duration_since(*since) < LONGEST)
+    fn turn_since(&self, now: Timestamp) -> Option<Timestamp> {
+        self.turn_since.filter(|since| now.duration_since(*since) < MAX_TURN)
     }
 }
 
@@ -80,7 +81,7 @@ impl SoftStateStore {
         let all = self.lock();
         let others = all.iter().filter(|(other, _)| **other != key);
         let others = others
-            .map(|(other, kept)| (other.namespace.as_deref().unwrap_or_default(), kept.function_counts));
+            .map(|(other, state)| (other.namespace.as_deref().unwrap_or_default(), state.function_counts));
         let own = all.get(&key);
         SoftStateView {
             load: own.map(|own| own.load.clone()).unwrap_or_default(),
@@ -90,11 +91,11 @@ impl SoftStateStore {
         }
     }
 
-    /// Keeps the soft state of `owner`.
+    /// Stores the soft state of `owner`.
     ///
     /// # Errors
-    /// It takes a turn that another deployment took first. Then nothing is kept.
-    pub(super) fn learn(
+    /// Another deployment took the last turn first. Then nothing is stored.
+    pub(super) fn store(
         &self,
         owner: &MoEDeployment,
         soft_state_update: SoftStateUpdate,
@@ -107,32 +108,33 @@ impl SoftStateStore {
         }
         let SoftStateUpdate { load, cooldown, function_counts, takes_rollout_turn, settled } =
             soft_state_update;
-        let before = all.get(&key).and_then(|kept| kept.turn(now));
-        let turn = before.or(takes_rollout_turn.then_some(now)).filter(|_| !settled);
-        all.insert(key, DeploymentSoftState { load, cooldown, function_counts, turn });
+        let before = all.get(&key).and_then(|state| state.turn_since(now));
+        let turn_since = before.or(takes_rollout_turn.then_some(now)).filter(|_| !settled);
+        all.insert(key, DeploymentSoftState { load, cooldown, function_counts, turn_since });
         Ok(())
     }
 
-    /// Forgets a deployment.
+    /// Drops the soft state of a deployment.
     pub(super) fn forget(&self, deployment: &ObjectRef<MoEDeployment>) {
         self.lock().remove(deployment);
     }
 
     fn lock(&self) -> MutexGuard<'_, HashMap<ObjectRef<MoEDeployment>, DeploymentSoftState>> {
-        // Every change is one insertion or removal: a panic elsewhere cannot have left it half-done.
+        // Every change is one map operation: a panic elsewhere cannot leave it inconsistent.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// Returns whether the deployment `key` has its turn, or may take one.
+/// Returns whether the deployment `key` has a turn, or may take one.
 fn has_rollout_turn(
     all: &HashMap<ObjectRef<MoEDeployment>, DeploymentSoftState>,
     key: &ObjectRef<MoEDeployment>,
     now: Timestamp,
 ) -> bool {
     let deployments = all.len() + usize::from(!all.contains_key(key));
-    let taken = all.iter().filter(|(other, kept)| *other != key && kept.turn(now).is_some()).count();
-    all.get(key).is_some_and(|own| own.turn(now).is_some()) || taken < (deployments / AT_ONCE).max(1)
+    let taken = all.iter().filter(|(other, state)| *other != key && state.turn_since(now).is_some()).count();
+    all.get(key).is_some_and(|own| own.turn_since(now).is_some())
+        || taken < (deployments / CONCURRENT_ROLLOUT_SHARE).max(1)
 }
 
 #[cfg(test)]
@@ -149,7 +151,7 @@ mod tests {
     fn known(deployments: &[MoEDeployment]) -> SoftStateStore {
         let memory = SoftStateStore::default();
         for owner in deployments {
-            memory.learn(owner, SoftStateUpdate::default(), Timestamp::UNIX_EPOCH).unwrap();
+            memory.store(owner, SoftStateUpdate::default(), Timestamp::UNIX_EPOCH).unwrap();
         }
         memory
     }
@@ -157,7 +159,7 @@ mod tests {
     fn takes_rollout_turn(memory: &SoftStateStore, owner: &MoEDeployment, now: Timestamp) -> bool {
         let may = memory.view(owner, now).has_rollout_turn;
         let soft_state_update = SoftStateUpdate { takes_rollout_turn: true, ..SoftStateUpdate::default() };
-        assert_eq!(memory.learn(owner, soft_state_update, now).is_ok(), may);
+        assert_eq!(memory.store(owner, soft_state_update, now).is_ok(), may);
         may
     }
 
@@ -173,11 +175,11 @@ mod tests {
         assert_eq!(had.iter().filter(|had| **had).count(), 2);
         assert_eq!(taking(begin), had, "the same ones");
         let over = SoftStateUpdate { settled: true, ..SoftStateUpdate::default() };
-        memory.learn(&deployments[0], over, begin).unwrap();
+        memory.store(&deployments[0], over, begin).unwrap();
         assert!(takes_rollout_turn(&memory, &deployments[5], begin));
         assert!(!takes_rollout_turn(&memory, &deployments[0], begin));
-        assert!(takes_rollout_turn(&memory, &deployments[0], begin + LONGEST));
-        // Of few there is one at a time.
+        assert!(takes_rollout_turn(&memory, &deployments[0], begin + MAX_TURN));
+        // With fewer than four deployments, one rolls out at a time.
         let few = known(&deployments[..2]);
         assert!(
             takes_rollout_turn(&few, &deployments[0], begin)
@@ -195,10 +197,10 @@ mod tests {
         let function_counts = FunctionCounts { functions: 7, ..FunctionCounts::default() };
         let late =
             SoftStateUpdate { takes_rollout_turn: true, function_counts, ..SoftStateUpdate::default() };
-        assert_eq!(memory.learn(&other, late.clone(), now), Err(RolloutTurnTaken));
+        assert_eq!(memory.store(&other, late.clone(), now), Err(RolloutTurnTaken));
         assert_eq!(memory.view(&one, now).others.namespace.functions, 0, "nothing of it is kept");
         memory.forget(&ObjectRef::from_obj(&one));
-        assert_eq!(memory.learn(&other, late, now), Ok(()));
+        assert_eq!(memory.store(&other, late, now), Ok(()));
         assert_eq!(memory.view(&one, now).others.namespace.functions, 7);
     }
 }

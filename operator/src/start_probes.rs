@@ -1,8 +1,8 @@
-//! Readiness of remote functions that start: the operator asks them, since their node looks once a second at most, and
-//! a client may be waiting.
+//! Probes the readiness of starting remote functions. The kubelet probes at most once a second, and a client may be
+//! waiting.
 //!
-//! Their answer counts until the node reports readiness itself. As in [`main_pollers`](super::conversations) no
-//! reconcile waits for a pod, and news has the deployment reconciled again.
+//! A positive answer counts until the kubelet reports readiness itself. As in [`main_pollers`](super::main_pollers),
+//! no reconcile waits for a pod; a new answer requests a reconcile.
 
 use super::pods::ContainerRun;
 use super::ports::HEALTH_PORT;
@@ -19,107 +19,111 @@ use tokio::sync::mpsc;
 use tokio::task::{AbortHandle, JoinSet};
 use tokio::time::{Instant, sleep, timeout};
 
-/// Functions of one deployment that are asked.
-const MOST: usize = 512;
-/// Between two questions.
-const PAUSE: Duration = Duration::from_millis(50);
-/// One question takes at most this long.
-const CALL: Duration = Duration::from_millis(500);
-/// One that takes longer to load can wait for its node's word.
-const LONGEST: Duration = Duration::from_secs(60);
+/// Maximum number of probed functions of one deployment.
+const MAX_PROBED: usize = 512;
+/// Interval between two probes.
+const PROBE_INTERVAL: Duration = Duration::from_millis(50);
+/// Timeout of one probe.
+const PROBE_TIMEOUT: Duration = Duration::from_millis(500);
+/// Longest probing of one container. If it takes longer, the kubelet's probe suffices.
+const MAX_PROBING: Duration = Duration::from_secs(60);
 
-/// All functions that are asked.
+/// Probes of all deployments.
 pub(crate) struct StartProbes {
     deployments: Mutex<HashMap<ObjectRef<MoEDeployment>, DeploymentStarts>>,
     reconcile_requests: mpsc::Sender<ObjectRef<MoEDeployment>>,
 }
 
-/// Functions of one deployment that are asked.
+/// Probes of one deployment.
 #[derive(Default)]
 struct DeploymentStarts {
     functions: BTreeMap<ContainerRun, StartingFunction>,
-    /// Ends the tasks with it.
+    /// Tasks; dropping the set aborts them.
     tasks: JoinSet<()>,
 }
 
 struct StartingFunction {
-    serves: Arc<AtomicBool>,
+    ready: Arc<AtomicBool>,
     task: AbortHandle,
 }
 
 impl StartProbes {
-    /// Starts without a function to ask; `reconcile_requests` is told which deployments are to be reconciled.
+    /// Creates an empty set of probes. Deployments with a new answer are sent to `reconcile_requests`.
     pub(crate) fn new(reconcile_requests: mpsc::Sender<ObjectRef<MoEDeployment>>) -> Self {
         Self { deployments: Mutex::default(), reconcile_requests }
     }
 
-    /// The functions of `owner` that said that they serve.
+    /// Returns the containers of `owner` that answered that they are ready.
     pub(crate) fn serving(&self, owner: &MoEDeployment) -> BTreeSet<ContainerRun> {
         let deployments = self.lock();
-        let functions = deployments.get(&ObjectRef::from_obj(owner)).map(|known| &known.functions);
+        let functions = deployments.get(&ObjectRef::from_obj(owner)).map(|starts| &starts.functions);
         let serving =
-            functions.into_iter().flatten().filter(|(_, function)| function.serves.load(Ordering::Acquire));
+            functions.into_iter().flatten().filter(|(_, function)| function.ready.load(Ordering::Acquire));
         serving.map(|(run, _)| run.clone()).collect()
     }
 
-    /// Asks the functions `starting` of `owner`, and no others.
-    pub(crate) fn keep(&self, owner: &MoEDeployment, starting: BTreeMap<ContainerRun, IpAddr>) {
+    /// Probes exactly the containers `starting` of `owner` from now on.
+    pub(crate) fn probe_only(&self, owner: &MoEDeployment, starting: BTreeMap<ContainerRun, IpAddr>) {
         let key = ObjectRef::from_obj(owner);
         let mut deployments = self.lock();
         if starting.is_empty() {
             deployments.remove(&key);
             return;
         }
-        let known = deployments.entry(key.clone()).or_default();
-        known.functions.retain(|run, function| {
+        let starts = deployments.entry(key.clone()).or_default();
+        starts.functions.retain(|run, function| {
             let stays = starting.contains_key(run);
             if !stays {
                 function.task.abort();
             }
             stays
         });
-        while known.tasks.try_join_next().is_some() {}
-        for (run, ip) in starting.into_iter().take(MOST) {
-            known.functions.entry(run).or_insert_with(|| {
-                let serves = Arc::new(AtomicBool::new(false));
-                let task =
-                    known.tasks.spawn(ask(ip, serves.clone(), self.reconcile_requests.clone(), key.clone()));
-                StartingFunction { serves, task }
+        while starts.tasks.try_join_next().is_some() {}
+        for (run, ip) in starting.into_iter().take(MAX_PROBED) {
+            starts.functions.entry(run).or_insert_with(|| {
+                let ready = Arc::new(AtomicBool::new(false));
+                let task = starts.tasks.spawn(probe_until_ready(
+                    ip,
+                    ready.clone(),
+                    self.reconcile_requests.clone(),
+                    key.clone(),
+                ));
+                StartingFunction { ready, task }
             });
         }
     }
 
-    /// Ends all questions to functions of `deployment`.
-    pub(crate) fn end(&self, deployment: &ObjectRef<MoEDeployment>) {
+    /// Ends all probes of `deployment`.
+    pub(crate) fn cancel(&self, deployment: &ObjectRef<MoEDeployment>) {
         self.lock().remove(deployment);
     }
 
     fn lock(&self) -> std::sync::MutexGuard<'_, HashMap<ObjectRef<MoEDeployment>, DeploymentStarts>> {
-        // Every change of it is whole: a panic elsewhere cannot have left it half-done.
+        // Every critical section keeps the map consistent up to any panic.
         self.deployments.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// Asks until the function serves, or for as long as it is worth it.
-async fn ask(
+/// Probes until the function is ready or `MAX_PROBING` has passed.
+async fn probe_until_ready(
     ip: IpAddr,
-    serves: Arc<AtomicBool>,
+    ready: Arc<AtomicBool>,
     reconcile_requests: mpsc::Sender<ObjectRef<MoEDeployment>>,
     deployment: ObjectRef<MoEDeployment>,
 ) {
-    let end = Instant::now() + LONGEST;
-    while Instant::now() < end {
-        if matches!(timeout(CALL, is_ready(ip)).await, Ok(Ok(true))) {
-            serves.store(true, Ordering::Release);
-            // Where there is no room, the next look sees it.
+    let cancel = Instant::now() + MAX_PROBING;
+    while Instant::now() < cancel {
+        if matches!(timeout(PROBE_TIMEOUT, is_ready(ip)).await, Ok(Ok(true))) {
+            ready.store(true, Ordering::Release);
+            // If the channel is full, the next periodic reconcile sees it.
             let _no_room = reconcile_requests.try_send(deployment);
             return;
         }
-        sleep(PAUSE).await;
+        sleep(PROBE_INTERVAL).await;
     }
 }
 
-/// Reports if the probe of the function at `ip` says that it serves.
+/// Returns whether the readiness endpoint at `ip` answers 200.
 async fn is_ready(ip: IpAddr) -> std::io::Result<bool> {
     const OK: &[u8] = b"HTTP/1.1 200 ";
     let mut stream = TcpStream::connect((ip, HEALTH_PORT)).await?;

@@ -157,8 +157,10 @@ impl Diff {
     fn report(&mut self, scene: DiffInput<'_>, table: &RoutingTable) {
         let mut said = Vec::new();
         for (pod, generation) in desired_generations(table, &scene.scaled.pods) {
-            let heard = scene.inputs.observed.heard.get(&pod.uid);
-            let Some((number, outcome)) = heard.and_then(|heard| heard.last_outcome.as_ref()) else {
+            let observation = scene.inputs.observed.main_observations.get(&pod.uid);
+            let Some((number, outcome)) =
+                observation.and_then(|observation| observation.last_outcome.as_ref())
+            else {
                 continue;
             };
             match outcome {

@@ -250,7 +250,9 @@ impl Identities {
                 .await;
         for (component, state) in CERTIFIED_COMPONENTS.into_iter().zip(state) {
             let state = match state {
-                Err(IdentityFailure::Call(error)) if error.code() == 403 && !error.namespace_ends() => {
+                Err(IdentityFailure::Call(error))
+                    if error.code() == 403 && !error.namespace_is_terminating() =>
+                {
                     CertificateState::ActionRequired(not_permitted(owner, &error))
                 }
                 // Another writer set an immutable field.

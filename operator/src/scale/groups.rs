@@ -177,8 +177,12 @@ impl GroupInput<'_> {
             (_, None) => return (SleepingGroup::new(true, now), None),
             (_, Some(known)) => known,
         };
-        let used =
-            self.observed.heard.values().filter_map(|heard| heard.recently_used.get(&function.name)).max();
+        let used = self
+            .observed
+            .main_observations
+            .values()
+            .filter_map(|observation| observation.recently_used.get(&function.name))
+            .max();
         let since = since_1970(known.since.0);
         let used = used.map(|used| since_1970(*used)).filter(|used| *used > since);
         let before = SleepingGroup {

@@ -155,8 +155,8 @@ fn listen(observed: &Observed, history: &mut History, pods: &[&PodView], window:
     // Of others main functions may say what they want.
     let remote: BTreeSet<String> =
         pods.iter().filter(|pod| !pod.is_main).filter_map(|pod| pod.expert_address()).collect();
-    for (main, heard) in &observed.heard {
-        let Some(Worked { age, computed }) = &heard.worked else { continue };
+    for (main, observation) in &observed.main_observations {
+        let Some(Worked { age, computed }) = &observation.worked else { continue };
         let ours = computed.iter().filter(|(address, _)| remote.contains(*address));
         let computed = ours.map(|(address, time)| (address.clone(), *time)).collect();
         history.note_work(main, Worked { age: *age, computed }, window, now);

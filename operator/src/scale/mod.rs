@@ -75,7 +75,7 @@ pub(crate) fn scale(inputs: Inputs<'_>, resolved: &Resolved, planned: &PlanStage
 fn checked(inputs: Inputs<'_>, mut pods: Vec<PodView>, target: Option<&TargetPlan>) -> Vec<PodView> {
     let Inputs { owner, observed, environment, .. } = inputs;
     if let Some(target) = target {
-        altered::mark(&mut pods, &observed.pods, owner, &target.revision, &environment.comparison);
+        altered::mark_altered(&mut pods, &observed.pods, owner, &target.revision, &environment.comparison);
     }
     pods
 }

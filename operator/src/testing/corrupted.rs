@@ -228,11 +228,11 @@ impl SeededChoices<'_> {
     }
 
     /// Makes up anything as the report of a main function.
-    fn saying(&mut self, heard: &mut MainObservation) {
+    fn saying(&mut self, observation: &mut MainObservation) {
         let number = [0, 1, 7, MOST_GENERATIONS - 1, MOST_GENERATIONS, u64::MAX][self.below(6)];
         let address = ["10.0.0.1:9001", "10.0.0.2:9001", ":", "\u{0}"][self.below(4)];
         let time = [Timestamp::MAX, Timestamp::MIN, Timestamp::UNIX_EPOCH][self.below(3)];
-        *heard = MainObservation {
+        *observation = MainObservation {
             in_force: (self.below(3) > 0).then_some(number),
             placement: ["", "f00d", &"x".repeat(9000)][self.below(3)].to_owned(),
             last_outcome: match self.below(4) {
@@ -288,7 +288,7 @@ impl SeededChoices<'_> {
             _ => {
                 let uids: Vec<String> = there.pods.iter().filter_map(ResourceExt::uid).collect();
                 let Some(uid) = uids.get(self.below(uids.len())) else { return false };
-                self.saying(there.heard.entry(uid.clone()).or_default());
+                self.saying(there.main_observations.entry(uid.clone()).or_default());
                 true
             }
         }

@@ -16,7 +16,7 @@ use crate::planning_pool::{PlanProgress, SearchKind, WakePlan};
 use crate::routing::RoutingTable;
 use crate::scale::Groups;
 use crate::soft_state::{SoftStateUpdate, SoftStateView};
-use crate::status::{Findings, status};
+use crate::status::{StatusInputs, status};
 use crate::testing::example::{deployment, environment, facts, gateway_service};
 use crate::testing::solutions;
 use crate::write::{DesiredObject, Write};
@@ -215,7 +215,7 @@ impl World {
             main_certificate_ready: true,
         };
         let decided = decide(inputs, &mut self.planner).unwrap();
-        let stated = status(&Findings::of(inputs, &decided, Vec::new()));
+        let stated = status(&StatusInputs::of(inputs, &decided, Vec::new()));
         let SoftStateUpdate { load, cooldown, function_counts, .. } = decided.soft_state_update();
         let Decided { planned, scaled, manifests, diff, .. } = decided;
         self.soft_state = SoftStateView { load, cooldown, ..self.soft_state.clone() };
@@ -261,12 +261,13 @@ impl World {
         }
         if count == steps.writes.len() {
             for polled_main in &steps.polled_mains {
-                let heard = self.observed.heard.entry(polled_main.uid.clone()).or_default();
-                heard.in_force.get_or_insert(0);
-                let newer = polled_main.order.as_ref().filter(|order| heard.in_force < Some(order.number));
+                let observation = self.observed.main_observations.entry(polled_main.uid.clone()).or_default();
+                observation.in_force.get_or_insert(0);
+                let newer =
+                    polled_main.order.as_ref().filter(|order| observation.in_force < Some(order.number));
                 if let Some(order) = newer {
                     let placement = placement_digest(order.routing.as_ref().unwrap());
-                    *heard = MainObservation {
+                    *observation = MainObservation {
                         in_force: Some(order.number),
                         placement,
                         ..MainObservation::default()
@@ -365,7 +366,7 @@ impl World {
         for (index, pod) in self.observed.pods.iter_mut().enumerate() {
             let component = label(&pod.metadata, COMPONENT).to_owned();
             let is_main = component == Component::Main.name();
-            let in_force = pod.uid().and_then(|uid| self.observed.heard.get(&uid)?.in_force);
+            let in_force = pod.uid().and_then(|uid| self.observed.main_observations.get(&uid)?.in_force);
             if is_main || component == Component::RemoteExpert.name() {
                 serve(pod, format!("{}{}", self.network, index + 1), !is_main || in_force > Some(0), now);
             } else {

@@ -95,7 +95,7 @@ impl Scene {
         });
         let worked = Worked { age: Duration::from_secs(100 + self.age), computed: computed.collect() };
         let Some(main) = self.pods(Component::Main).first().and_then(|pod| pod.uid()) else { return };
-        self.world.observed.heard.entry(main).or_default().worked = Some(worked);
+        self.world.observed.main_observations.entry(main).or_default().worked = Some(worked);
     }
 
     fn pods(&self, component: Component) -> Vec<&Pod> {

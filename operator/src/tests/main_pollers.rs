@@ -36,12 +36,17 @@ async fn silent_main_function_delays_no_other() {
         vec![polled_main("a", silent, Some(3)), polled_main("b", talking, None)],
         None,
     );
-    assert!(main_pollers.observations(&owner).values().all(|heard| *heard == MainObservation::default()));
+    assert!(
+        main_pollers
+            .observations(&owner)
+            .values()
+            .all(|observation| *observation == MainObservation::default())
+    );
 
     let looked_at = reconcile_requests.recv().await.unwrap();
     assert_eq!(looked_at.name, "demo");
-    let heard = main_pollers.observations(&owner);
-    assert_eq!((heard["a"].in_force, heard["b"].in_force), (None, Some(0)));
+    let observed = main_pollers.observations(&owner);
+    assert_eq!((observed["a"].in_force, observed["b"].in_force), (None, Some(0)));
 
     main_pollers.poll_only(
         &owner,
@@ -51,10 +56,13 @@ async fn silent_main_function_delays_no_other() {
     reconcile_requests.recv().await.unwrap();
     let placement = placement_digest(&Routing::default());
     let told = Some((3, GenerationOutcome::InForce { problems: Vec::new() }));
-    let heard = main_pollers.observations(&owner)["b"].clone();
-    assert_eq!((heard.in_force, heard.placement, heard.last_outcome), (Some(3), placement, told));
+    let observation = main_pollers.observations(&owner)["b"].clone();
+    assert_eq!(
+        (observation.in_force, observation.placement, observation.last_outcome),
+        (Some(3), placement, told)
+    );
     // What the remote functions did that it calls, by its own clock.
-    let worked = heard.worked.unwrap();
+    let worked = observation.worked.unwrap();
     assert_eq!(worked.age, Duration::from_secs(9));
     assert_eq!(worked.computed, [("10.0.0.9:9001".to_owned(), Duration::from_millis(1500))].into());
     assert_eq!(main.told().len(), 1);
@@ -113,21 +121,21 @@ async fn description_too_large_is_told_and_not_read() {
         main_pollers.poll_only(&owner, polled_mains, None);
     };
     keep();
-    let heard = loop {
+    let observed = loop {
         reconcile_requests.recv().await.unwrap();
-        let heard = main_pollers.observations(&owner);
-        if heard.values().all(|heard| *heard != MainObservation::default()) {
-            break heard;
+        let observed = main_pollers.observations(&owner);
+        if observed.values().all(|observation| *observation != MainObservation::default()) {
+            break observed;
         }
     };
-    assert_eq!(heard[ips[0]].in_force, Some(u64::MAX));
-    assert_eq!(heard[ips[0]].worked.as_ref().map(|worked| worked.computed.len()), Some(8192));
+    assert_eq!(observed[ips[0]].in_force, Some(u64::MAX));
+    assert_eq!(observed[ips[0]].worked.as_ref().map(|worked| worked.computed.len()), Some(8192));
     let expected = [format!("expected at most {MAX_DESCRIPTION} bytes"), "invalid `placement`".to_owned()];
     for (ip, expected) in ips[1..].iter().zip(expected) {
         let MainObservation { in_force, last_outcome: Some((3, GenerationOutcome::Failed(message))), .. } =
-            &heard[*ip]
+            &observed[*ip]
         else {
-            panic!("{:?}", heard[*ip])
+            panic!("{:?}", observed[*ip])
         };
         assert!(in_force.is_none() && message.contains(&expected), "{message}");
     }

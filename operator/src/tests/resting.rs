@@ -79,8 +79,8 @@ impl Scene {
     /// Main functions find that `functions` were used.
     fn used(&mut self, functions: &[String]) {
         let now = self.world.observed.now;
-        for heard in self.world.observed.heard.values_mut() {
-            heard.recently_used.extend(functions.iter().map(|name| (name.clone(), now)));
+        for observation in self.world.observed.main_observations.values_mut() {
+            observation.recently_used.extend(functions.iter().map(|name| (name.clone(), now)));
         }
     }
 
@@ -155,7 +155,12 @@ fn a_new_leader_opens_the_windows_again_and_knows_who_sleeps() {
     let all = scene.all.clone();
     scene.rest(&all[..1]);
     // The new leader does not know what was used.
-    scene.world.observed.heard.values_mut().for_each(|heard| heard.recently_used.clear());
+    scene
+        .world
+        .observed
+        .main_observations
+        .values_mut()
+        .for_each(|observation| observation.recently_used.clear());
     scene.world.observed.since = scene.world.observed.now;
     for _ in 0..WINDOW - 2 {
         scene.pass(&[]);
@@ -202,7 +207,12 @@ fn killed_after_any_write_groups_sleep_and_wake() {
             left = match left.map(|left| left.saturating_sub(made)) {
                 Some(0) => {
                     // Another one leads.
-                    scene.world.observed.heard.values_mut().for_each(|heard| heard.recently_used.clear());
+                    scene
+                        .world
+                        .observed
+                        .main_observations
+                        .values_mut()
+                        .for_each(|observation| observation.recently_used.clear());
                     scene.world.observed.since = scene.world.observed.now;
                     None
                 }

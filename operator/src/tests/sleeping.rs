@@ -321,7 +321,7 @@ fn killed_after_any_write_it_falls_asleep_and_wakes() {
                 left -= scene.operate(left).min(left);
             } else {
                 // Another operator leads: it begins with what is there.
-                scene.world.observed.heard.clear();
+                scene.world.observed.main_observations.clear();
                 scene.operate(usize::MAX);
             }
             scene.pass();

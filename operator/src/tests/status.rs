@@ -6,7 +6,7 @@ use crate::names::PodName;
 use crate::plan::PlanState;
 use crate::pods::PodView;
 use crate::scale::DemandDecision;
-use crate::status::{Findings, status};
+use crate::status::{StatusInputs, status};
 use crate::testing::example::{built, deployment, plan};
 use jiff::{SignedDuration, Timestamp};
 use remoe_api::{Condition, ConditionType, MoEDeployment, MoEDeploymentStatus, MoEPlanSpec, PlanVerdict};
@@ -60,7 +60,7 @@ impl Scene {
     fn look(&mut self, settled: bool) -> MoEDeploymentStatus {
         let planning =
             PlanState::Planned { hash: self.revision.plan.clone(), plan: Box::new(self.plan.clone()) };
-        let found = status(&Findings {
+        let found = status(&StatusInputs {
             deployment: &self.owner,
             model: None,
             planning,
@@ -71,8 +71,8 @@ impl Scene {
             pods: &self.pods,
             issues: Vec::new(),
             demanded: &DemandDecision::always(),
-            per_hour: 21_000_000,
-            saved: Some(-1_234_567_890),
+            cost_per_hour_nanodollars: 21_000_000,
+            saved_nanodollars: Some(-1_234_567_890),
             settled,
             waits: false,
             repriced: false,
