@@ -84,7 +84,7 @@ impl Decided {
         let awake = scaled.demanded.phase != ScalingPhase::Asleep;
         let changes = if awake { scaled.changes.clone() } else { Vec::new() };
         let groups = if demand_written { scaled.groups.changes.clone() } else { Vec::new() };
-        let mut events = diff.said(made);
+        let mut events = diff.events_after(made);
         events.extend(changes.iter().map(ReplicaChange::event));
         events.extend(groups.iter().map(GroupChange::event));
         Effects {

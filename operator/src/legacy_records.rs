@@ -1,8 +1,8 @@
-//! Facts, figures and routing that earlier releases kept in ConfigMaps. Pure.
+//! Facts, profiles and routing that earlier releases stored in ConfigMaps. Pure.
 //!
-//! They are read where there is no record yet, written as a record, and never changed: the operator may read ConfigMaps
-//! and no more. Others can write them, so they are believed only as far as objects that the operator alone writes
-//! confirm them: the status of the deployment, and its plans.
+//! They are read if no record exists, converted to a record, and never changed: the operator may only read
+//! ConfigMaps. Others can write them, so they are trusted only as far as the deployment's status and plans, which
+//! only the operator writes, confirm them.
 
 use super::facts::ModelFacts;
 use super::names::{self, SUBJECT};
@@ -15,26 +15,26 @@ use kube::ResourceExt;
 use remoe_api::{MoEDeployment, ProfileSource};
 use remoe_hardware::Profile;
 
-/// The key of the facts in their ConfigMap.
+/// Key of the facts in their ConfigMap.
 const FACTS: &str = "model.json";
 
-/// The ConfigMap that is still to be read for the model or the routing of `owner`, if any.
+/// Returns the name of the ConfigMap that must still be read for the model or routing of `owner`, if any.
 pub(super) fn missing_input(owner: &MoEDeployment, records: Records<'_>) -> Option<String> {
     let name = owner.name_any();
     let model = had_facts(owner).is_some() && records.model.is_none();
     let routing = had_plan(owner) && records.routing.is_none();
-    let wanted = [(model, names::model_record(&name)), (routing, names::routing_record(&name))];
-    let mut wanted = wanted.into_iter().filter(|(wanted, _)| *wanted).map(|(_, name)| name);
-    wanted.find(|name| !records.details.maps.contains_key(name))
+    let missing = [(model, names::model_record(&name)), (routing, names::routing_record(&name))];
+    let mut missing = missing.into_iter().filter(|(missing, _)| *missing).map(|(_, name)| name);
+    missing.find(|name| !records.details.maps.contains_key(name))
 }
 
-/// The ConfigMap that is still to be read for figures of the hardware called `name`, if any.
-pub(super) fn lacking_profile(records: Records<'_>, name: &str) -> Option<String> {
+/// Returns the name of the ConfigMap that must still be read for the hardware profile `name`, if any.
+pub(super) fn missing_profile(records: Records<'_>, name: &str) -> Option<String> {
     let measured = records.plans.iter().any(|plan| plan.spec.profile == ProfileSource::Measured);
     (measured && !records.details.maps.contains_key(name)).then(|| name.to_owned())
 }
 
-/// The facts about `subject`: those of the model that the status names.
+/// Returns the facts about `subject`, if they match the digest in the status.
 pub(super) fn facts(owner: &MoEDeployment, records: Records<'_>, subject: &str) -> Option<ModelFacts> {
     let digest = had_facts(owner).filter(|_| records.model.is_none())?;
     let map = owned(owner, records, &names::model_record(&owner.name_any()))?;
@@ -45,7 +45,7 @@ pub(super) fn facts(owner: &MoEDeployment, records: Records<'_>, subject: &str) 
     (facts.inspection.fingerprint == digest).then_some(facts)
 }
 
-/// Returns the generations that main functions were told, where a plan ran.
+/// Returns the routing table, if a plan ran.
 pub(super) fn routing(owner: &MoEDeployment, records: Records<'_>) -> Option<RoutingTable> {
     if !had_plan(owner) || records.routing.is_some() {
         return None;
@@ -54,24 +54,24 @@ pub(super) fn routing(owner: &MoEDeployment, records: Records<'_>) -> Option<Rou
     let entries = map.data.iter().flatten();
     let entries =
         entries.filter_map(|(key, text)| Some((key.strip_suffix(".json")?, serde_json::from_str(text).ok())));
-    Some(RoutingTable::believed(entries))
+    Some(RoutingTable::valid_entries(entries))
 }
 
-/// The figures called `name`, where `owner` is one of those that they stay for.
+/// Returns the hardware profile `name`, if `owner` is among its owners.
 pub(super) fn profile(owner: &MoEDeployment, records: Records<'_>, name: &str) -> Option<Profile> {
     let uid = owner.uid()?;
     let map = records.details.maps.get(name)?.as_ref()?;
-    let stays = map.owner_references().iter().any(|reference| reference.uid == uid);
-    let text = map.data.as_ref()?.get(profiling::KEY).filter(|_| stays)?;
+    let is_owner = map.owner_references().iter().any(|reference| reference.uid == uid);
+    let text = map.data.as_ref()?.get(profiling::KEY).filter(|_| is_owner)?;
     Profile::from_json(text).ok()
 }
 
-/// The weights that the status names: facts of the model were known.
+/// Returns the digest of the weights from the status, if the facts were known.
 fn had_facts(owner: &MoEDeployment) -> Option<&str> {
     Some(owner.status.as_ref()?.model.as_ref()?.digest.as_str())
 }
 
-/// Reports if main functions were ever told a generation.
+/// Returns whether a plan ever ran.
 fn had_plan(owner: &MoEDeployment) -> bool {
     owner.status.as_ref().is_some_and(|status| status.plan.is_some())
 }

@@ -53,7 +53,7 @@ pub(crate) fn missing_input(
     let name = profile_record(&subject);
     let Some(record) = profiles.get(&name) else { return Ok(Some(MissingInput::Profile(name))) };
     let legacy_records =
-        if record.is_none() { legacy_records::lacking_profile(records, &name) } else { None };
+        if record.is_none() { legacy_records::missing_profile(records, &name) } else { None };
     if let Some(name) = legacy_records {
         return Ok(Some(MissingInput::Map(name)));
     }

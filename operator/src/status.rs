@@ -3,7 +3,7 @@
 use super::billed_pods::{billed_pods, per_hour};
 use super::conditions::{ConditionContent, sentence, whole_seconds};
 use super::decide::Decided;
-use super::diff::waits;
+use super::diff::profiler_blocked;
 use super::exposure::{GatewayService, exposed};
 use super::inputs::Inputs;
 use super::manifests::{LOAD_SECONDS, Revision};
@@ -65,7 +65,7 @@ pub(crate) struct StatusInputs<'a> {
     /// Set if everything is in the desired state.
     pub settled: bool,
     /// Set if the rollout waits for its turn.
-    pub waits: bool,
+    pub awaits_turn: bool,
     /// Set if the platform's prices replace those of the spec.
     pub repriced: bool,
     /// Gateways, if there are any.
@@ -101,7 +101,7 @@ impl<'a> StatusInputs<'a> {
             cost_per_hour_nanodollars: per_hour(&billed_pods(deployment, &observed.pods, true)),
             saved_nanodollars: reported_savings(observed),
             settled: diff.settled,
-            waits: diff.waits,
+            awaits_turn: diff.awaits_turn,
             repriced,
             gateway: inputs.environment.gateway.as_ref(),
             now: observed.now,
@@ -113,7 +113,7 @@ impl<'a> StatusInputs<'a> {
                 }
                 // Another deployment measures the same hardware already.
                 Some(Component::Profiler) if issue.reason == NAME_TAKEN => {}
-                Some(Component::Profiler) => findings.profiling = Some(waits(&issue)),
+                Some(Component::Profiler) => findings.profiling = Some(profiler_blocked(&issue)),
                 Some(Component::Main | Component::RemoteExpert) | None => findings.issues.push(issue),
             }
         }
@@ -352,7 +352,7 @@ fn progressing(findings: &StatusInputs<'_>, last_progress: Timestamp) -> Conditi
         (_, Some((target, _))) if findings.settled => {
             return ConditionContent::unmet("Settled", format!("Plan {} is rolled out.", target.plan));
         }
-        (_, Some((target, _))) if findings.waits => {
+        (_, Some((target, _))) if findings.awaits_turn => {
             let message = format!(
                 "Waiting for its turn to roll out plan {} with this version of the operator, which rolls out a \
                  few deployments at a time; the present functions serve until then.",

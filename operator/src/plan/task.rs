@@ -181,7 +181,7 @@ fn is_waking(observed: &Observed) -> bool {
 
 /// Returns the state of planning while the model is not known.
 fn uninspected(owner: &MoEDeployment, known: &Resolved, environment: &OperatorEnvironment) -> PlanState {
-    if let Some(issue) = known.model.refused() {
+    if let Some(issue) = known.model.invalid_output() {
         return PlanState::Refused(issue.clone());
     }
     match &known.model.inspection_state {

@@ -1,4 +1,4 @@
-//! The resolve stage: what is known of model and hardware, and what is done to know more. Pure.
+//! Resolve stage: facts of model and hardware, and the progress of their discovery. Pure.
 
 mod hardware;
 mod model;
@@ -11,9 +11,9 @@ pub(crate) use model::ModelResolution;
 /// Output of the resolve stage.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Resolved {
-    /// Checkpoint.
+    /// Facts of the checkpoint.
     pub model: ModelResolution,
-    /// Hardware, once the checkpoint is known.
+    /// Hardware profile; absent before the checkpoint is inspected.
     pub hardware: Option<HardwareResolution>,
 }
 

@@ -1,4 +1,4 @@
-//! The facts of the checkpoint, or how far their inspection is.
+//! Resolves the facts of the checkpoint, or the progress of its inspection.
 
 use crate::facts::{ModelFacts, subject_of};
 use crate::inspection::{InspectionState, inspection_state, kept_facts};
@@ -9,25 +9,25 @@ use crate::status_issue::StatusIssue;
 use kube::ResourceExt;
 use remoe_api::MoEDeployment;
 
-/// State of the checkpoint's facts.
+/// Facts of the checkpoint, or the progress of its inspection.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct ModelResolution {
-    /// Identity of what is to be inspected.
+    /// Hash of the inspected source and settings.
     pub subject: String,
-    /// How the inspection stands.
+    /// Progress of the inspection.
     pub inspection_state: InspectionState,
-    /// Output of an inspector that is done.
-    printed: Option<Result<ModelFacts, StatusIssue>>,
+    /// Output of a completed inspector.
+    output: Option<Result<ModelFacts, StatusIssue>>,
 }
 
 impl ModelResolution {
     pub(super) fn of(owner: &MoEDeployment, records: Records<'_>) -> Result<Self, serde_json::Error> {
         let subject = subject_of(owner)?;
-        let place = inspector_place(&owner.name_any(), &subject);
+        let pod_place = inspector_place(&owner.name_any(), &subject);
         let uid = owner.uid().unwrap_or_default();
         let known = kept_facts(owner, records, &subject);
-        let inspection_state = inspection_state(known, records.pods, &uid, &place, records.now);
-        let printed = match &inspection_state {
+        let inspection_state = inspection_state(known, records.pods, &uid, &pod_place, records.now);
+        let output = match &inspection_state {
             InspectionState::Sent(OneShotState::Done { pod }) => {
                 records.details.logs.get(pod).map(|log| match log {
                     Ok(log) => ModelFacts::from_log(log).map_err(StatusIssue::from),
@@ -36,20 +36,20 @@ impl ModelResolution {
             }
             InspectionState::Known(_) | InspectionState::Sent(_) => None,
         };
-        Ok(Self { subject, inspection_state, printed })
+        Ok(Self { subject, inspection_state, output })
     }
 
-    /// The facts, where they are known.
+    /// Returns the facts if they are known.
     pub(crate) fn facts(&self) -> Option<&ModelFacts> {
-        match (&self.inspection_state, &self.printed) {
+        match (&self.inspection_state, &self.output) {
             (InspectionState::Known(facts), _) => Some(facts),
             (InspectionState::Sent(_), Some(Ok(facts))) => Some(facts),
             (InspectionState::Sent(_), _) => None,
         }
     }
 
-    /// Returns the fault of what the inspector printed.
-    pub(crate) fn refused(&self) -> Option<&StatusIssue> {
-        self.printed.as_ref()?.as_ref().err()
+    /// Returns why the inspector's output is invalid, if it is.
+    pub(crate) fn invalid_output(&self) -> Option<&StatusIssue> {
+        self.output.as_ref()?.as_ref().err()
     }
 }

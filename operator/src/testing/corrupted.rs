@@ -8,7 +8,7 @@ use crate::main_pollers::MainObservation;
 use crate::names::{DEPLOYMENT, PodName, label};
 use crate::observed::Observed;
 use crate::ownership::is_owned_by;
-use crate::routing::{MOST_GENERATIONS, RoutingTable};
+use crate::routing::{MAX_GENERATION, RoutingTable};
 use crate::testing::example::{large, mix};
 use crate::testing::world::World;
 use crate::write::{DesiredObject, Write};
@@ -229,7 +229,7 @@ impl SeededChoices<'_> {
 
     /// Makes up anything as the report of a main function.
     fn saying(&mut self, observation: &mut MainObservation) {
-        let number = [0, 1, 7, MOST_GENERATIONS - 1, MOST_GENERATIONS, u64::MAX][self.below(6)];
+        let number = [0, 1, 7, MAX_GENERATION - 1, MAX_GENERATION, u64::MAX][self.below(6)];
         let address = ["10.0.0.1:9001", "10.0.0.2:9001", ":", "\u{0}"][self.below(4)];
         let time = [Timestamp::MAX, Timestamp::MIN, Timestamp::UNIX_EPOCH][self.below(3)];
         *observation = MainObservation {
@@ -440,7 +440,7 @@ pub fn check(world: &World, steps: &Diff, stated: &MoEDeploymentStatus) {
                 check_kept(keep);
                 let table = RoutingTable::from_record(&keep.wanted);
                 // Beyond that, numbering starts over.
-                assert!(!table.corrupted || newest(observed) == MOST_GENERATIONS - 2, "{table:?}");
+                assert!(!table.corrupted || newest(observed) == MAX_GENERATION - 2, "{table:?}");
             }
             Write::Plan(plan) => assert!(plan.name_any().starts_with("demo-"), "{}", plan.name_any()),
             Write::DeletePlan(name, _) => {

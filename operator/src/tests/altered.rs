@@ -44,7 +44,7 @@ fn restarted(pod: &mut Pod, times: u32) {
 /// Names of the pods that are made, and whether a warning says why.
 fn replaced(steps: &Diff) -> (usize, bool) {
     let made = steps.writes.iter().filter(|write| matches!(write, Write::Create(_))).count();
-    let said = steps.said(usize::MAX);
+    let said = steps.events_after(usize::MAX);
     let told = said.iter().any(|it| it.reason == "FunctionReplaced" && it.note.contains("PodAltered"));
     (made, told)
 }

@@ -95,7 +95,7 @@ fn main_functions_start_before_the_plan_of_a_wake_is_there() {
     scene.say("a", 3, 0, Some(mix(MixOf::Waiting, &hot)));
     let (planned, steps) = scene.world.look();
     let reasons = |steps: &Diff| -> Vec<String> {
-        steps.said(usize::MAX).into_iter().map(|event| event.reason).collect()
+        steps.events_after(usize::MAX).into_iter().map(|event| event.reason).collect()
     };
     let said = reasons(&steps);
     assert!(
@@ -208,7 +208,7 @@ fn a_plan_that_is_written_is_told_whatever_fails_after_it() {
     scene.say("a", 3, 0, Some(mix(MixOf::Waiting, &hot)));
     let (_, steps) = scene.world.look();
     let told = |steps: &Diff, written: usize| -> usize {
-        steps.said(written).iter().filter(|event| event.reason == "Replanned").count()
+        steps.events_after(written).iter().filter(|event| event.reason == "Replanned").count()
     };
     let plan = steps.writes.iter().position(|write| matches!(write, Write::Plan(_))).unwrap();
     assert_eq!((told(&steps, plan), told(&steps, plan + 1), told(&steps, steps.writes.len())), (0, 1, 1));

@@ -5,7 +5,7 @@ use crate::manifests::{Function, Hosted, Revision};
 use crate::names::PodName;
 use crate::pods::PodView;
 use crate::rollout::{Creation, Rollout, RolloutInput, desired_generations, step};
-use crate::routing::{Generation, MOST_GENERATIONS, RoutingTable};
+use crate::routing::{Generation, MAX_GENERATION, RoutingTable};
 use crate::status_issue::{NOT_READY, StatusIssue};
 use crate::testing::example::{built, deployment, plan, plan_of_groups};
 use crate::write::Deletion;
@@ -330,13 +330,7 @@ fn event() -> impl Strategy<Value = PodIncident> {
 }
 
 fn number() -> impl Strategy<Value = u64> {
-    prop_oneof![
-        0..20_u64,
-        Just(MOST_GENERATIONS),
-        Just(MOST_GENERATIONS + 1),
-        Just(u64::MAX - 1),
-        Just(u64::MAX)
-    ]
+    prop_oneof![0..20_u64, Just(MAX_GENERATION), Just(MAX_GENERATION + 1), Just(u64::MAX - 1), Just(u64::MAX)]
 }
 
 /// Main functions that another writer gave a placement get theirs back, with a greater number, also where the other
@@ -537,7 +531,7 @@ fn told(world: &World, steps: &Rollout) -> Vec<u64> {
 
 #[test]
 fn numbers_out_of_sequence_are_replaced() {
-    for number in [u64::MAX, u64::MAX - 1, MOST_GENERATIONS + 1, MOST_GENERATIONS - 1] {
+    for number in [u64::MAX, u64::MAX - 1, MAX_GENERATION + 1, MAX_GENERATION - 1] {
         let mut world = World::new(revisions().remove(1));
         world.settle();
         world.poison(number);
@@ -597,7 +591,7 @@ fn pods_that_fall_silent_together_are_left_alone() {
     function_counts(&mut world, &many);
     let steps = world.steps();
     assert_eq!((steps.create.len(), steps.delete.len()), (0, 0));
-    assert_eq!(steps.held.as_ref().map(|held| held.reason), Some("ManyNotReady"));
+    assert_eq!(steps.paused.as_ref().map(|held| held.reason), Some("ManyNotReady"));
     assert!(!steps.settled);
     // They speak again.
     for pod in &mut world.pods {
@@ -612,7 +606,7 @@ fn pods_that_fall_silent_together_are_left_alone() {
         pod.ready = false;
     }
     let steps = world.steps();
-    assert_eq!((steps.create.len(), steps.held), (count, None));
+    assert_eq!((steps.create.len(), steps.paused), (count, None));
 }
 
 /// The way to the nodes is cut for two minutes: of every deployment one function is silent.
@@ -626,7 +620,7 @@ fn functions_of_many_silent_deployments_are_not_replaced() {
     for _ in 0..120 {
         let steps = world.steps();
         assert_eq!((steps.create.len(), steps.delete.len()), (0, 0));
-        assert_eq!(steps.held.as_ref().map(|held| held.reason), Some("ManyNotReady"));
+        assert_eq!(steps.paused.as_ref().map(|held| held.reason), Some("ManyNotReady"));
         world.act(&steps, usize::MAX);
         world.now = world.now.checked_add(SignedDuration::from_secs(1)).unwrap();
     }
@@ -659,7 +653,7 @@ fn functions_of_many_silent_namespaces_are_not_replaced() {
     world.others = elsewhere(&[("a", silent), ("b", silent), ("c", sound), ("d", FunctionCounts::default())]);
     let steps = world.steps();
     assert_eq!((steps.create.len(), steps.delete.len()), (0, 0));
-    assert_eq!(steps.held.as_ref().map(|held| held.reason), Some("ManyNotReady"));
+    assert_eq!(steps.paused.as_ref().map(|held| held.reason), Some("ManyNotReady"));
     // Two of six are not many.
     world.others = elsewhere(&[("a", silent), ("b", silent), ("c", sound), ("d", sound), ("e", sound)]);
     assert_eq!(world.steps().create.len(), 1);
@@ -677,7 +671,7 @@ fn failures_in_one_namespace_delay_no_other_namespace() {
         let others = others.map(|function_counts| ("tenant", function_counts));
         world.others = elsewhere(&others);
         let steps = world.steps();
-        assert_eq!((steps.create.len(), &steps.held), (1, &None), "{others:?}");
+        assert_eq!((steps.create.len(), &steps.paused), (1, &None), "{others:?}");
         // Of its own namespace it is not left alone by them.
         world.others = OtherDeployments::of("tenant", others);
         assert_eq!(world.steps().create.len(), 0, "{others:?}");
@@ -719,7 +713,7 @@ fn silent_pods_are_replaced_one_after_the_other() {
     world.settle();
     function_counts(&mut world, &[0, 1]);
     let steps = world.steps();
-    assert_eq!((steps.create.len(), &steps.held), (1, &None));
+    assert_eq!((steps.create.len(), &steps.paused), (1, &None));
     assert!(steps.delete.iter().all(|deletion| deletion.grace_seconds == Some(45)));
     world.act(&steps, usize::MAX);
     // The first of them loads.

@@ -207,10 +207,10 @@ fn how_a_wake_went_is_told_once() {
             let (_, steps, status) = scene.world.look_and_state();
             assert!(status.condition(ConditionType::Active).unwrap().message.contains(&times));
             // The operator is killed before it writes: it has said nothing, and another one leads.
-            assert!(!steps.said(0).iter().any(|said| said.reason == "FirstToken"));
+            assert!(!steps.events_after(0).iter().any(|said| said.reason == "FirstToken"));
             let steps = scene.world.look().1;
             let made = scene.world.write(&steps, usize::MAX);
-            told.extend(steps.said(made).into_iter().filter(|said| said.reason == "FirstToken"));
+            told.extend(steps.events_after(made).into_iter().filter(|said| said.reason == "FirstToken"));
         }
         let notes: Vec<&str> = told.iter().map(|said| said.note.as_str()).collect();
         assert_eq!(notes, [format!("Wake {wake}: {times}.")]);

@@ -74,7 +74,7 @@ impl Scene {
             cost_per_hour_nanodollars: 21_000_000,
             saved_nanodollars: Some(-1_234_567_890),
             settled,
-            waits: false,
+            awaits_turn: false,
             repriced: false,
             gateway: self.gateway.as_ref(),
             now: self.now,

@@ -1,6 +1,6 @@
 //! Numbers where others can write them: the operator goes on, for everybody.
 
-use crate::routing::{MOST_GENERATIONS, RoutingTable};
+use crate::routing::{MAX_GENERATION, RoutingTable};
 use crate::tests::api_server::stage::{Budget, LOOK, Operator, deploy, quiet, run_pods};
 use crate::tests::api_server::{Server, eventually, with_server};
 use k8s_openapi::api::core::v1::{Pod, Service};
@@ -36,7 +36,7 @@ fn an_operator_outlives_numbers_that_overflow() {
         let records = server.api::<MoERecord>();
         let mut poisoned = records.get("demo-routing").await.unwrap();
         let owner = server.api::<MoEDeployment>().get("demo").await.unwrap();
-        for number in [u64::MAX, MOST_GENERATIONS + 1, MOST_GENERATIONS] {
+        for number in [u64::MAX, MAX_GENERATION + 1, MAX_GENERATION] {
             for generation in poisoned.spec.generations.values_mut() {
                 generation.number = number;
                 generation.revision = "another".to_owned();
@@ -45,7 +45,7 @@ fn an_operator_outlives_numbers_that_overflow() {
             let written =
                 records.patch("demo-routing", &PatchParams::default(), &Patch::Merge(&change)).await;
             // What no record can have is refused before anybody reads it.
-            assert_eq!(written.is_ok(), number == MOST_GENERATIONS, "{number}: {written:?}");
+            assert_eq!(written.is_ok(), number == MAX_GENERATION, "{number}: {written:?}");
         }
         strangers(&server, false).await;
         strangers(&server, true).await;
@@ -53,7 +53,7 @@ fn an_operator_outlives_numbers_that_overflow() {
             run_pods(&server).await;
             sleep(LOOK).await;
             let table = RoutingTable::from_record(&records.get("demo-routing").await.unwrap());
-            !table.corrupted && !table.entries.is_empty() && table.newest() < MOST_GENERATIONS
+            !table.corrupted && !table.entries.is_empty() && table.newest() < MAX_GENERATION
         })
         .await;
         let gone = format!("-{}", u32::MAX);
