@@ -7,10 +7,10 @@
 //! Admission may also rewrite fields, and would do so again to the replacement. After [`MAX_REPLACEMENTS`]
 //! replacements of one replica, an altered pod stays but gets no work, until the settings exempt the field.
 
-use super::drift::covers;
+use super::drift::includes_all;
 use super::manifests::Revision;
+use super::pod_comparison::{Comparison, PodField};
 use super::pods::PodView;
-use super::rewritten::{Comparison, PodField};
 use super::status_issue::StatusIssue;
 use k8s_openapi::api::core::v1::{Container, Pod, PodSpec, Volume, VolumeMount};
 use kube::ResourceExt;
@@ -46,7 +46,7 @@ pub(crate) fn mark_altered(
             continue;
         };
         let wanted = function.pod(owner, view.replica, view.name.incarnation).spec.unwrap_or_default();
-        let Some(alteration) = find_alteration(live, &wanted, &comparison.of(view.restarts)) else {
+        let Some(alteration) = find_alteration(live, &wanted, &comparison.is_compared(view.restarts)) else {
             continue;
         };
         // Admission does not change images of running pods.
@@ -202,7 +202,7 @@ fn arguments(container: &Container) -> Vec<&str> {
 /// Returns whether `live` includes all of `wanted`.
 fn includes<T: Serialize>(live: &T, wanted: &T) -> bool {
     let (live, wanted) = (serde_json::to_value(live), serde_json::to_value(wanted));
-    matches!((live, wanted), (Ok(live), Ok(wanted)) if wanted.is_null() || covers(&live, &wanted))
+    matches!((live, wanted), (Ok(live), Ok(wanted)) if wanted.is_null() || includes_all(&live, &wanted))
 }
 
 /// Returns whether `live` is the same volume: same source, ignoring size limits, which are not part of the identity.

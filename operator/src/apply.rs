@@ -3,7 +3,7 @@
 //! Certificates are the exception: [`identity`](super::identity) writes them during the read stage.
 
 use super::api::{ApiObject, CallError, NamespaceApi};
-use super::drift::is_as;
+use super::drift::is_up_to_date;
 use super::events::{ClusterEvent, transitions, truncated};
 use super::names::Component;
 use super::ownership::{is_owned_by, name_taken};
@@ -185,7 +185,7 @@ impl Writer<'_> {
             (Err(error), Some(live)) if error.code() == 422 => live,
             (applied, _) => applied?,
         };
-        if !is_as(&applied, wanted) {
+        if !is_up_to_date(&applied, wanted) {
             // An entry that another writer added to a list, such as a port, survives a server-side apply.
             self.api.replace(&with_version_of(&applied, wanted)).await?;
         }
@@ -237,7 +237,7 @@ impl Writer<'_> {
         let Some(live) = live.filter(|live| is_owned_by(live, &self.uid)) else { return Ok(()) };
         // Its content is never changed.
         let labelled = MoEPlan { metadata: plan.metadata.clone(), spec: live.spec.clone() };
-        if is_as(&live, &labelled) {
+        if is_up_to_date(&live, &labelled) {
             return Ok(());
         }
         self.api.merge(&labelled).await.map(|_| ())
@@ -283,7 +283,7 @@ impl Writer<'_> {
     /// Restores the labels of a pod that another writer removed or changed.
     async fn relabel(&self, live: &Pod, wanted: &Pod) -> Result<WriteOutcome, ApplyError> {
         let mut named = Pod { metadata: wanted.metadata.clone(), ..Pod::default() };
-        if !is_as(live, &named) && live.metadata.deletion_timestamp.is_none() {
+        if !is_up_to_date(live, &named) && live.metadata.deletion_timestamp.is_none() {
             named.metadata.uid.clone_from(&live.metadata.uid);
             self.api.merge(&named).await?;
         }

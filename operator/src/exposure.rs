@@ -1,21 +1,22 @@
-//! Openness of the endpoint of deployments, as a condition. Pure.
+//! Exposure of a deployment's endpoint, as a condition. Pure.
 
 use super::conditions::ConditionContent;
 
-/// Gateways of the release as clients reach them.
+/// Service of the release's gateways.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct GatewayService {
     /// DNS name of their Service.
     pub name: String,
-    /// They serve TLS.
+    /// Set if they serve TLS.
     pub tls: bool,
-    /// They take requests without keys.
+    /// Set if they accept requests without keys.
     pub open: bool,
-    /// Any namespace can take a short name.
+    /// Set if any namespace can take a short name.
     pub any_short_name: bool,
 }
 
-/// Returns whether strangers reach a deployment behind `gateway`, or requests meant for it reach others.
+/// Returns the condition Exposed: clients without a key can use a deployment behind `gateway`, or its requests can
+/// reach another one.
 pub(crate) fn exposed(gateway: Option<&GatewayService>) -> ConditionContent {
     let Some(gateway) = gateway else {
         let message = "No gateways: every client that reaches main functions may use the model, without a key; \

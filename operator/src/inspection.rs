@@ -1,4 +1,4 @@
-//! The pure step for the model's facts: known, or being found out.
+//! Inspection of the model: its facts, or the progress of finding them. Pure.
 
 use super::facts::{FactsError, ModelFacts};
 use super::legacy_records;
@@ -9,32 +9,32 @@ use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Pod;
 use remoe_api::MoEDeployment;
 
-/// How the inspection of a model stands.
+/// Progress of a model's inspection.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) enum InspectionState {
     /// The facts of the model are known.
     Known(Box<ModelFacts>),
-    /// A pod is sent to find them out.
-    Sent(OneShotState),
+    /// A pod inspects the model.
+    Inspecting(OneShotState),
 }
 
 impl InspectionState {
-    /// The errand that is of use still.
+    /// Returns the state of the inspector pod; absent if the facts are known.
     pub(crate) fn one_shot(&self) -> Option<&OneShotState> {
         match self {
             Self::Known(_) => None,
-            Self::Sent(one_shot) => Some(one_shot),
+            Self::Inspecting(one_shot) => Some(one_shot),
         }
     }
 }
 
-/// Returns the facts about `subject` that are kept, by this release or an earlier one.
-pub(crate) fn kept_facts(owner: &MoEDeployment, records: Records<'_>, subject: &str) -> Option<ModelFacts> {
-    let kept = records.model.and_then(|record| ModelFacts::from_record(record, subject));
-    kept.or_else(|| legacy_records::facts(owner, records, subject))
+/// Returns the facts about `subject` that this release or an earlier one stored.
+pub(crate) fn stored_facts(owner: &MoEDeployment, records: Records<'_>, subject: &str) -> Option<ModelFacts> {
+    let stored = records.model.and_then(|record| ModelFacts::from_record(record, subject));
+    stored.or_else(|| legacy_records::facts(owner, records, subject))
 }
 
-/// How the inspection of a model by pods at `place` stands, of which `known` is kept.
+/// Returns the progress of the inspection by pods named `place`, given the stored facts `known`.
 pub(crate) fn inspection_state(
     known: Option<ModelFacts>,
     pods: &[Pod],
@@ -44,7 +44,7 @@ pub(crate) fn inspection_state(
 ) -> InspectionState {
     match known {
         Some(facts) => InspectionState::Known(Box::new(facts)),
-        None => InspectionState::Sent(one_shot(pods, owner_uid, place, UNREADABLE, now)),
+        None => InspectionState::Inspecting(one_shot(pods, owner_uid, place, UNREADABLE, now)),
     }
 }
 

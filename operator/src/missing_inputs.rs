@@ -1,8 +1,8 @@
-//! Names of what is still to be read. Pure: they follow from the resource and from what is stored about its model, and no
-//! later stage is asked for them.
+//! Names the inputs that must still be read. Pure: they follow from the resource and from what is stored about its
+//! model.
 
 use super::facts::{ModelFacts, subject_of};
-use super::inspection::kept_facts;
+use super::inspection::stored_facts;
 use super::legacy_records;
 use super::manifests::inspector_place;
 use super::names::profile_record;
@@ -12,18 +12,18 @@ use super::records::{Details, Records};
 use kube::ResourceExt;
 use remoe_api::MoEDeployment;
 
-/// Something that was not read yet.
+/// Input that was not read yet.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum MissingInput {
     /// Log of a pod.
     Log(String),
     /// Record of a profile.
     Profile(String),
-    /// ConfigMap with a supplied profile, or with what an earlier release kept.
+    /// ConfigMap with a supplied profile, or with data of an earlier release.
     Map(String),
 }
 
-/// Returns what is to be read for `owner` beyond `records`; none if nothing is lacking.
+/// Returns the next input to read for `owner` beyond `records`; absent if nothing is missing.
 ///
 /// # Errors
 /// The spec cannot be written as JSON.
@@ -37,13 +37,13 @@ pub(crate) fn missing_input(
     }
     let unread_log = |place: &str| finished(owner, records, place).filter(|pod| !logs.contains_key(pod));
     let subject = subject_of(owner)?;
-    let inspectors = inspector_place(&owner.name_any(), &subject);
-    let printed = || {
-        let log = logs.get(&finished(owner, records, &inspectors)?)?.as_ref().ok()?;
+    let inspector_place_name = inspector_place(&owner.name_any(), &subject);
+    let printed_facts = || {
+        let log = logs.get(&finished(owner, records, &inspector_place_name)?)?.as_ref().ok()?;
         ModelFacts::from_log(log).ok()
     };
-    let Some(facts) = kept_facts(owner, records, &subject).or_else(printed) else {
-        return Ok(unread_log(&inspectors).map(MissingInput::Log));
+    let Some(facts) = stored_facts(owner, records, &subject).or_else(printed_facts) else {
+        return Ok(unread_log(&inspector_place_name).map(MissingInput::Log));
     };
     if let Some(named) = &owner.spec.profile {
         let name = &named.config_map_name;
@@ -57,18 +57,18 @@ pub(crate) fn missing_input(
     if let Some(name) = legacy_records {
         return Ok(Some(MissingInput::Map(name)));
     }
-    let kept = match record {
+    let profile = match record {
         Some(record) => profiling::measured(record, &subject, owner, &facts),
         None => legacy_records::profile(owner, records, &name)
             .and_then(|profile| profiling::of_model(profile, owner, &facts)),
     };
-    Ok(if kept.is_some() { None } else { unread_log(&name).map(MissingInput::Log) })
+    Ok(if profile.is_some() { None } else { unread_log(&name).map(MissingInput::Log) })
 }
 
-/// Returns the helper pod at `place` that is done.
+/// Returns the completed one-shot pod at `place`.
 fn finished(owner: &MoEDeployment, records: Records<'_>, place: &str) -> Option<String> {
     let uid = owner.uid().unwrap_or_default();
-    // The reason is that of a failure.
+    // The reason matters only for failures.
     match one_shot(records.pods, &uid, place, "", records.now) {
         OneShotState::Done { pod } => Some(pod),
         OneShotState::Start { .. } | OneShotState::Waiting { .. } | OneShotState::Failed { .. } => None,

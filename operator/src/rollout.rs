@@ -6,7 +6,7 @@
 //! counted in pod names, generation numbers are stored before they are sent, and an interrupted step is repeated from
 //! the observed state.
 
-use super::backoff::PAUSES;
+use super::backoff::REPLACEMENT_BACKOFF;
 use super::digest::digest;
 use super::epoch::{since_1970, timestamp};
 use super::fleet::OtherDeployments;
@@ -220,8 +220,9 @@ fn replica_group<'a>(
         let name = function.place(input.deployment, replica);
         // A terminating pod is replaced at once.
         let newest = newest(input, &name).filter(|pod| pod.ends_by.is_none());
-        let not_before =
-            newest.map(|pod| since_1970(pod.created).saturating_add(PAUSES.after(pod.name.incarnation)));
+        let not_before = newest.map(|pod| {
+            since_1970(pod.created).saturating_add(REPLACEMENT_BACKOFF.after(pod.name.incarnation))
+        });
         ReplicaSlot { name, not_before: not_before.unwrap_or_default() }
     };
     // Main functions serve the experts of sleeping functions locally until those are ready.

@@ -31,7 +31,7 @@ impl RoutingTable {
         )
     }
 
-    /// Keeps the valid generations of `entries`. Entries corrupted by another writer are dropped and decided anew.
+    /// Keeps the valid generations of `entries`. Entries corrupted by another writer are dropped and decided again.
     pub(super) fn valid_entries<'a>(entries: impl Iterator<Item = (&'a str, Option<Generation>)>) -> Self {
         let mut table = Self::default();
         for (identity, read) in entries {

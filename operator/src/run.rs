@@ -1,4 +1,4 @@
-//! The life of the operator: serve probes, wait for leadership, work, hand over.
+//! Lifecycle of the operator: serves probes, waits for leadership, runs the controllers, hands over.
 
 use super::api::NamespaceApi;
 use super::controller::run_controllers;
@@ -14,7 +14,7 @@ use super::serve::serve;
 use super::settings::RunSettings;
 use super::soft_state::SoftStateStore;
 use super::start_probes::StartProbes;
-use super::term::writes_within;
+use super::term::client_for_term;
 use super::trace_collector::UnknownCollector;
 use futures_util::future::BoxFuture;
 use kube::runtime::events::{Recorder, Reporter};
@@ -28,13 +28,13 @@ use tokio::sync::watch;
 use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 
-/// Runs that are under way when the operator is asked to end may take this long.
-const DRAIN: Duration = Duration::from_secs(25);
+/// Longest time for which running reconciles are awaited at shutdown.
+const DRAIN_TIMEOUT: Duration = Duration::from_secs(25);
 
-/// Why the operator ended.
+/// Failure of the operator.
 #[derive(Debug, thiserror::Error)]
 pub enum RunError {
-    /// There is no cluster to talk to.
+    /// The cluster cannot be reached.
     #[error("cannot connect to the cluster: {0}")]
     Cluster(#[from] kube::Error),
     /// A metric is registered twice.
@@ -51,12 +51,12 @@ pub enum RunError {
     LeaseLost(String),
 }
 
-/// Runs the operator on `client` until `shutdown`; probes and metrics are served on `listener`.
+/// Runs the operator on `client` until `shutdown`. Serves probes and metrics on `listener`.
 ///
 /// The future is boxed, so that the operator is compiled here and not once more in its program.
 ///
 /// # Errors
-/// See [`RunError`]. After [`RunError::LeaseLost`] nothing was left running: the process may start again.
+/// See [`RunError`]. After [`RunError::LeaseLost`] nothing keeps running: the process may start again.
 pub fn run(
     client: Client,
     settings: RunSettings,
@@ -72,15 +72,15 @@ async fn serve_and_work(
     listener: TcpListener,
     shutdown: CancellationToken,
 ) -> Result<(), RunError> {
-    // Before anybody leads by it.
-    let environment = settings.surroundings()?;
+    // Invalid settings fail before leader election.
+    let environment = settings.environment()?;
     let registry = program_registry(&[])?;
     let metrics = Metrics::new(&registry)?;
-    let (ready, is_ready) = watch::channel(false);
-    // Probes are answered to the end.
-    let served = CancellationToken::new();
-    let _stop_serving = served.clone().drop_guard();
-    let server = tokio::spawn(serve(listener, registry, is_ready, served));
+    let (ready, ready_receiver) = watch::channel(false);
+    // Probes are answered until the very end.
+    let serve_shutdown = CancellationToken::new();
+    let _stop_serving = serve_shutdown.clone().drop_guard();
+    let server = tokio::spawn(serve(listener, registry, ready_receiver, serve_shutdown));
     let work = work(client, (settings, environment), metrics, ready, shutdown);
     tokio::select! {
         done = work => done,
@@ -106,19 +106,19 @@ async fn work(
     }
     let api = Api::namespaced(client.clone(), &settings.namespace);
     let mut candidate = Candidate::new(api, &settings.lease(), &settings.identity, settings.lease_duration());
-    // One that waits for its turn does what it should.
+    // A standby is ready while it waits for leadership.
     ready.send_replace(true);
     tokio::select! {
-        () = candidate.lead() => {}
+        () = candidate.acquire() => {}
         () = shutdown.cancelled() => return Ok(()),
     }
     tracing::info!(identity = settings.identity, "leader elected");
     metrics.leads.set(1);
-    let client = writes_within(candidate.term(), &client);
+    let client = client_for_term(candidate.term(), &client);
     let result = tokio::select! {
         () = lead(&client, (&settings, environment), metrics.clone(), ready, shutdown) => Ok(()),
-        // What is under way is dropped.
-        () = candidate.keep() => Err(RunError::LeaseLost(settings.lease())),
+        // Running reconciles are dropped.
+        () = candidate.renew_until_lost() => Err(RunError::LeaseLost(settings.lease())),
     };
     metrics.leads.set(0);
     if result.is_ok() {
@@ -142,10 +142,11 @@ async fn lead(
     let identities = Arc::new(settings.identities(client, metrics.writes.clone()));
     let has_gateways = environment.gateway.is_some();
     let leases = NamespaceApi::new(client.clone(), &settings.namespace, metrics.writes.clone());
-    let shown = (settings.signer != SignerName::Unsigned).then(|| gateway_identity(&settings.namespace));
+    let gateway_identity_shown =
+        (settings.signer != SignerName::Unsigned).then(|| gateway_identity(&settings.namespace));
     let context = Context {
         client: client.clone(),
-        gateways: has_gateways.then(|| Gateways::new(leases, &settings.release, shown)),
+        gateways: has_gateways.then(|| Gateways::new(leases, &settings.release, gateway_identity_shown)),
         environment,
         identities: identities.clone(),
         recorder: Recorder::new(client.clone(), reporter),
@@ -155,7 +156,7 @@ async fn lead(
         memory: SoftStateStore::default(),
         pool,
     };
-    let working = run_controllers(
+    let controllers = run_controllers(
         context,
         reconcile_requests,
         &settings.watch_namespaces,
@@ -163,13 +164,13 @@ async fn lead(
         ready,
         shutdown.clone(),
     );
-    tokio::pin!(working);
+    tokio::pin!(controllers);
     tokio::select! {
-        () = &mut working => return,
+        () = &mut controllers => return,
         () = identities.keep_gateway_certificate(), if has_gateways => {}
         () = shutdown.cancelled() => {}
     }
-    if timeout(DRAIN, working).await.is_err() {
+    if timeout(DRAIN_TIMEOUT, controllers).await.is_err() {
         tracing::warn!("stopped with reconciles in progress");
     }
 }

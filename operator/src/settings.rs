@@ -2,8 +2,8 @@ use super::deployment_policy::{DeploymentPolicy, NameList, PriceList};
 use super::exposure::GatewayService;
 use super::identity::{Identities, IssuerRef, Signer, SignerName};
 use super::manifests::{OperatorEnvironment, PodExtras};
-use super::rewritten::{Comparison, PodField};
-use super::sources::Sources;
+use super::pod_comparison::{Comparison, PodField};
+use super::source_policy::SourcePolicy;
 use super::trace_collector::{
     CollectorEndpoint, CollectorPeers, SamplingRatio, TraceCollector, UnknownCollector,
 };
@@ -177,7 +177,7 @@ impl RunSettings {
     ///
     /// # Errors
     /// The peers of the collector cannot be derived from its endpoint.
-    pub(crate) fn surroundings(&self) -> Result<OperatorEnvironment, UnknownCollector> {
+    pub(crate) fn environment(&self) -> Result<OperatorEnvironment, UnknownCollector> {
         let trace_collector = |endpoint: &CollectorEndpoint| {
             TraceCollector::new(endpoint.clone(), self.tracing_ratio.clone(), self.tracing_to.clone())
         };
@@ -186,7 +186,7 @@ impl RunSettings {
             main_cuda_image: self.main_cuda_image.clone(),
             remote_image: self.remote_image.clone(),
             pull_policy: self.image_pull_policy.clone(),
-            sources: Sources::new(&self.allow_source, self.allow_ambient_credentials),
+            sources: SourcePolicy::new(&self.allow_source, self.allow_ambient_credentials),
             pods: self.pods.clone(),
             operator_namespace: self.namespace.clone(),
             metrics_namespace: self.metrics_namespace.clone(),

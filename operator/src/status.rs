@@ -1,6 +1,6 @@
 //! Status stage: computes the status from observations and decisions. Pure.
 
-use super::billed_pods::{billed_pods, per_hour};
+use super::billed_pods::{billed_pods, cost_per_hour};
 use super::conditions::{ConditionContent, sentence, whole_seconds};
 use super::decide::Decided;
 use super::diff::profiler_blocked;
@@ -98,7 +98,7 @@ impl<'a> StatusInputs<'a> {
             pods: &scaled.pods,
             issues: diff.issues.clone(),
             demanded: &scaled.demanded,
-            cost_per_hour_nanodollars: per_hour(&billed_pods(deployment, &observed.pods, true)),
+            cost_per_hour_nanodollars: cost_per_hour(&billed_pods(deployment, &observed.pods, true)),
             saved_nanodollars: reported_savings(observed),
             settled: diff.settled,
             awaits_turn: diff.awaits_turn,

@@ -28,7 +28,7 @@ mod rotation;
 mod scaling;
 mod scene;
 mod sleeping;
-mod sources;
+mod source_policy;
 mod specs;
 mod status;
 mod stored;

@@ -1,4 +1,5 @@
-//! Where functions export traces to: checked when the operator starts, not by functions that then do not.
+//! Export of traces from functions. The settings are checked when the operator starts, so that functions need not
+//! fail on them.
 
 use http::Uri;
 use k8s_openapi::api::core::v1::{EnvVar, EnvVarSource, ObjectFieldSelector};
@@ -10,7 +11,7 @@ use std::fmt;
 use std::net::IpAddr;
 use std::str::FromStr;
 
-/// A collector that takes OTLP over gRPC: `http://HOST:PORT` or `https://HOST:PORT`.
+/// Collector of traces by OTLP over gRPC: `http://HOST:PORT` or `https://HOST:PORT`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CollectorEndpoint {
     url: String,
@@ -18,11 +19,11 @@ pub struct CollectorEndpoint {
     port: u16,
 }
 
-/// A collector as network policies name it: pods, namespaces or addresses.
+/// Peers of the collector in network policies: pods, namespaces or addresses.
 #[derive(Debug, Clone, PartialEq)]
 pub struct CollectorPeers(Vec<NetworkPolicyPeer>);
 
-/// An endpoint outside of the cluster, as far as its name tells.
+/// Endpoint whose network peers cannot be derived from its name.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error(
     "invalid --tracing-endpoint {0}: expected an address, or a Service as NAME.NAMESPACE; set --tracing-to \
@@ -35,21 +36,21 @@ impl FromStr for CollectorEndpoint {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        let wrong = || "expected http://HOST:PORT or https://HOST:PORT".to_owned();
-        // As functions read it, which take no credentials from there.
+        let invalid = || "expected http://HOST:PORT or https://HOST:PORT".to_owned();
+        // Functions do not accept credentials in the URL.
         if text.contains('@') || !["http://", "https://"].iter().any(|scheme| text.starts_with(scheme)) {
-            return Err(wrong());
+            return Err(invalid());
         }
-        let uri: Uri = text.parse().map_err(|_| wrong())?;
+        let uri: Uri = text.parse().map_err(|_| invalid())?;
         let port = match uri.scheme_str() {
             Some("http") => uri.port_u16().unwrap_or(80),
             Some("https") => uri.port_u16().unwrap_or(443),
-            _ => return Err(wrong()),
+            _ => return Err(invalid()),
         };
         if uri.path_and_query().is_some_and(|path| path != "/") {
-            return Err(wrong());
+            return Err(invalid());
         }
-        let host = uri.host().ok_or_else(wrong)?.trim_matches(['[', ']']).to_owned();
+        let host = uri.host().ok_or_else(invalid)?.trim_matches(['[', ']']).to_owned();
         Ok(Self { url: text.to_owned(), host, port })
     }
 }
@@ -59,8 +60,8 @@ impl CollectorEndpoint {
         self.host.parse().ok()
     }
 
-    /// Returns the peers behind the endpoint, as narrowly as its name says: an address, all pods of the namespace of a
-    /// Service, or of the functions' own namespace where the name has none. Absent if the name is not one of the
+    /// Returns the narrowest peers that the endpoint's name implies: an address; all pods of a Service's namespace;
+    /// or, without a namespace in the name, those of the functions' own. Absent if the name is not one of the
     /// cluster.
     fn peers(&self) -> Option<Vec<NetworkPolicyPeer>> {
         if let Some(address) = self.address() {
@@ -92,24 +93,24 @@ impl FromStr for CollectorPeers {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        let wrong = |why: String| format!("expected a JSON list of NetworkPolicyPeers: {why}");
-        let given: Value = serde_json::from_str(text).map_err(|error| wrong(error.to_string()))?;
+        let invalid = |why: String| format!("expected a JSON list of NetworkPolicyPeers: {why}");
+        let json: Value = serde_json::from_str(text).map_err(|error| invalid(error.to_string()))?;
         let peers: Vec<NetworkPolicyPeer> =
-            serde_json::from_value(given.clone()).map_err(|error| wrong(error.to_string()))?;
+            serde_json::from_value(json.clone()).map_err(|error| invalid(error.to_string()))?;
         let is_specific = |peer: &NetworkPolicyPeer| *peer != NetworkPolicyPeer::default();
         if peers.is_empty() || !peers.iter().all(is_specific) {
-            return Err(wrong("each needs an ipBlock, a namespaceSelector or a podSelector".to_owned()));
+            return Err(invalid("each needs an ipBlock, a namespaceSelector or a podSelector".to_owned()));
         }
-        // What is misspelt would be left out, and let in more than it says.
+        // A misspelt field would be dropped, and the peer would allow more than intended.
         match serde_json::to_value(&peers) {
-            Ok(read) if read == given => Ok(Self(peers)),
-            Ok(read) => Err(wrong(format!("unknown fields, only {read} is read"))),
-            Err(error) => Err(wrong(error.to_string())),
+            Ok(read) if read == json => Ok(Self(peers)),
+            Ok(read) => Err(invalid(format!("unknown fields, only {read} is read"))),
+            Err(error) => Err(invalid(error.to_string())),
         }
     }
 }
 
-/// The share of requests that are recorded where their callers do not say: 0 to 1.
+/// Sampling ratio of traces without a sampling decision of the caller, from 0 to 1.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SamplingRatio(String);
 
@@ -130,38 +131,38 @@ impl fmt::Display for SamplingRatio {
     }
 }
 
-/// How functions export traces.
+/// Settings of the trace export.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct TraceCollector {
-    /// Endpoint that traces are exported to.
+    /// Endpoint of the collector.
     endpoint: CollectorEndpoint,
-    /// Share of requests that are recorded.
+    /// Sampling ratio.
     ratio: SamplingRatio,
-    /// Peers behind the endpoint.
-    to: Vec<NetworkPolicyPeer>,
+    /// Peers of the endpoint in network policies.
+    peers: Vec<NetworkPolicyPeer>,
 }
 
 impl TraceCollector {
-    /// Returns the export to `endpoint`, whose peers are `to`, or by default those that its name tells.
+    /// Creates the settings for `endpoint`. Its peers are `peers`, or by default derived from its name.
     ///
     /// # Errors
-    /// The name of the endpoint does not tell its peers.
+    /// The peers cannot be derived from the endpoint's name.
     pub(crate) fn new(
         endpoint: CollectorEndpoint,
         ratio: SamplingRatio,
-        to: Option<CollectorPeers>,
+        peers: Option<CollectorPeers>,
     ) -> Result<Self, UnknownCollector> {
-        let to = to.map(|CollectorPeers(peers)| peers).or_else(|| endpoint.peers());
-        let to = to.ok_or_else(|| UnknownCollector(endpoint.url.clone()))?;
-        Ok(Self { endpoint, ratio, to })
+        let peers = peers.map(|CollectorPeers(peers)| peers).or_else(|| endpoint.peers());
+        let peers = peers.ok_or_else(|| UnknownCollector(endpoint.url.clone()))?;
+        Ok(Self { endpoint, ratio, peers })
     }
 
     /// Returns the collector's peers in network policies.
     pub(crate) fn peers(&self) -> &[NetworkPolicyPeer] {
-        &self.to
+        &self.peers
     }
 
-    /// Reports if functions resolve a host name for the endpoint.
+    /// Returns whether the endpoint has a host name, which functions must resolve.
     pub(crate) fn has_name(&self) -> bool {
         self.endpoint.address().is_none()
     }
@@ -171,14 +172,14 @@ impl TraceCollector {
         self.endpoint.port
     }
 
-    /// Returns the environment variables of OpenTelemetry for the functions of the deployment called `deployment`.
+    /// Returns the OpenTelemetry environment variables for the functions of `deployment`.
     pub(crate) fn environment(&self, deployment: &str) -> Vec<EnvVar> {
-        let is = |name: &str, value: &str| EnvVar {
+        let literal = |name: &str, value: &str| EnvVar {
             name: name.to_owned(),
             value: Some(value.to_owned()),
             value_from: None,
         };
-        let field = |name: &str, path: &str| EnvVar {
+        let field_ref = |name: &str, path: &str| EnvVar {
             name: name.to_owned(),
             value: None,
             value_from: Some(EnvVarSource {
@@ -186,17 +187,17 @@ impl TraceCollector {
                 ..EnvVarSource::default()
             }),
         };
-        // Kubernetes puts in what stands before.
+        // Kubernetes expands variables that are defined earlier in the list.
         let attributes = format!(
             "service.instance.id=$(POD_NAMESPACE).$(POD_NAME),k8s.namespace.name=$(POD_NAMESPACE),k8s.pod.name=$(POD_NAME),remoe.deployment={deployment}"
         );
         vec![
-            field("POD_NAME", "metadata.name"),
-            field("POD_NAMESPACE", "metadata.namespace"),
-            is("OTEL_EXPORTER_OTLP_ENDPOINT", &self.endpoint.url),
-            is("OTEL_TRACES_SAMPLER", "parentbased_traceidratio"),
-            is("OTEL_TRACES_SAMPLER_ARG", &self.ratio.0),
-            is("OTEL_RESOURCE_ATTRIBUTES", &attributes),
+            field_ref("POD_NAME", "metadata.name"),
+            field_ref("POD_NAMESPACE", "metadata.namespace"),
+            literal("OTEL_EXPORTER_OTLP_ENDPOINT", &self.endpoint.url),
+            literal("OTEL_TRACES_SAMPLER", "parentbased_traceidratio"),
+            literal("OTEL_TRACES_SAMPLER_ARG", &self.ratio.0),
+            literal("OTEL_RESOURCE_ATTRIBUTES", &attributes),
         ]
     }
 }
@@ -212,7 +213,7 @@ mod tests {
         assert_eq!(port("http://otel.monitoring:4317"), Ok(4317));
         assert_eq!(port("https://otel.example/"), Ok(443));
         assert_eq!(port("http://[::1]"), Ok(80));
-        for wrong in [
+        for invalid in [
             "",
             "otel:4317",
             "grpc://otel:4317",
@@ -221,13 +222,13 @@ mod tests {
             "http://otel:4318/v1/traces",
             "http://a b",
         ] {
-            assert!(port(wrong).is_err_and(|error| error.contains("HOST:PORT")), "{wrong}");
+            assert!(port(invalid).is_err_and(|error| error.contains("HOST:PORT")), "{invalid}");
         }
     }
 
-    fn peers(endpoint: &str, to: Option<&str>) -> Result<Value, UnknownCollector> {
-        let to = to.map(|to| to.parse().unwrap());
-        let trace_collector = TraceCollector::new(endpoint.parse().unwrap(), "1".parse().unwrap(), to)?;
+    fn peers(endpoint: &str, peers: Option<&str>) -> Result<Value, UnknownCollector> {
+        let peers = peers.map(|peers| peers.parse().unwrap());
+        let trace_collector = TraceCollector::new(endpoint.parse().unwrap(), "1".parse().unwrap(), peers)?;
         Ok(serde_json::to_value(trace_collector.peers()).unwrap())
     }
 
@@ -250,14 +251,14 @@ mod tests {
         }
         let outside = "https://api.traces.example";
         assert!(peers(outside, None).unwrap_err().to_string().contains("--tracing-to"));
-        let to = r#"[{"ipBlock": {"cidr": "203.0.113.0/24"}}]"#;
-        assert_eq!(peers(outside, Some(to)), Ok(block("203.0.113.0/24")));
-        assert_eq!(peers("http://otel.monitoring:4317", Some(to)), Ok(block("203.0.113.0/24")));
+        let explicit = r#"[{"ipBlock": {"cidr": "203.0.113.0/24"}}]"#;
+        assert_eq!(peers(outside, Some(explicit)), Ok(block("203.0.113.0/24")));
+        assert_eq!(peers("http://otel.monitoring:4317", Some(explicit)), Ok(block("203.0.113.0/24")));
     }
 
     #[test]
     fn peers_are_understood_as_a_whole() {
-        for wrong in [
+        for invalid in [
             "",
             "{}",
             "[]",
@@ -266,8 +267,8 @@ mod tests {
             r#"[{"podSelector": {"matchlabels": {"a": "b"}}}]"#,
         ] {
             assert!(
-                wrong.parse::<CollectorPeers>().is_err_and(|error| error.contains("NetworkPolicyPeer")),
-                "{wrong}"
+                invalid.parse::<CollectorPeers>().is_err_and(|error| error.contains("NetworkPolicyPeer")),
+                "{invalid}"
             );
         }
     }

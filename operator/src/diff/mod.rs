@@ -9,7 +9,7 @@ mod scale_to_zero;
 pub(super) use measurement::profiler_blocked;
 
 use super::build::Manifests;
-use super::drift::is_as;
+use super::drift::is_up_to_date;
 use super::events::ClusterEvent;
 use super::inputs::Inputs;
 use super::inspection::InspectionState;
@@ -173,7 +173,7 @@ impl Diff {
         let live = existing.iter().find(|live| live.name_any() == wanted.name_any());
         match live {
             Some(live) if !is_owned_by(live, &stages.uid()) => self.issues.push(name_taken(&wanted)),
-            Some(live) if is_as(live, &wanted) => {}
+            Some(live) if is_up_to_date(live, &wanted) => {}
             live => self
                 .writes
                 .push(write(DesiredObject { live: live.cloned().map(Box::new), wanted: Box::new(wanted) })),
@@ -197,7 +197,7 @@ impl Diff {
             return self.issues.push(name_taken(&wanted));
         }
         // Full equality: removed list entries and labels count as well.
-        let labelled = |live: &MoEDemand| is_as(&live.metadata, &wanted.metadata);
+        let labelled = |live: &MoEDemand| is_up_to_date(&live.metadata, &wanted.metadata);
         if live.is_some_and(|live| live.spec == wanted.spec && labelled(live)) {
             self.writes
                 .extend(stages.scaled.demanded.without_dead.clone().map(Box::new).map(Write::ForgetGateways));
@@ -238,8 +238,8 @@ impl Diff {
             self.write_if_changed(stages, facts.record(owner, &model.subject)?, &existing, Write::Facts);
         }
         match &model.inspection_state {
-            InspectionState::Sent(OneShotState::Start { .. }) if stages.planned.forbidden => {}
-            InspectionState::Sent(OneShotState::Start { incarnation, .. }) => {
+            InspectionState::Inspecting(OneShotState::Start { .. }) if stages.planned.forbidden => {}
+            InspectionState::Inspecting(OneShotState::Start { incarnation, .. }) => {
                 self.requeue_within(PROGRESS_INTERVAL);
                 // The plan stage reports an inspector that cannot be built.
                 if let Ok(pod) = inspector(owner, &model.subject, *incarnation, environment) {
@@ -247,10 +247,10 @@ impl Diff {
                     self.create(pod, Component::Inspector, ClusterEvent::normal("InspectorStarted", note));
                 }
             }
-            InspectionState::Sent(OneShotState::Failed { retry_at, .. }) => {
+            InspectionState::Inspecting(OneShotState::Failed { retry_at, .. }) => {
                 self.requeue_at(*retry_at, observed.now)
             }
-            InspectionState::Sent(OneShotState::Waiting { .. } | OneShotState::Done { .. }) => {
+            InspectionState::Inspecting(OneShotState::Waiting { .. } | OneShotState::Done { .. }) => {
                 self.requeue_within(PROGRESS_INTERVAL)
             }
             InspectionState::Known(_) => {}

@@ -1,7 +1,7 @@
 //! Writes of one rollout step: pods and routing.
 
 use super::{Diff, DiffInput, PROGRESS_INTERVAL};
-use crate::drift::is_as;
+use crate::drift::is_up_to_date;
 use crate::events::ClusterEvent;
 use crate::main_client::{GenerationOutcome, RoutingOrder};
 use crate::main_pollers::PolledMain;
@@ -130,7 +130,7 @@ impl Diff {
             let wanted = function
                 .map(|function| function.pod(stages.inputs.owner, view.replica, view.name.incarnation));
             let Some(wanted) = wanted else { continue };
-            if !is_as(live, &Pod { metadata: wanted.metadata.clone(), ..Pod::default() }) {
+            if !is_up_to_date(live, &Pod { metadata: wanted.metadata.clone(), ..Pod::default() }) {
                 self.writes.push(Write::Relabel { live: Box::new(live.clone()), wanted: Box::new(wanted) });
             }
         }

@@ -3,7 +3,7 @@
 use super::CertificateState;
 use super::secret::issued_name;
 use crate::api::{CallError, NamespaceApi};
-use crate::drift::is_as;
+use crate::drift::is_up_to_date;
 use crate::names::Component;
 use crate::ownership::{is_owned_by, name_taken, owned_meta};
 use kube::{CustomResource, ResourceExt};
@@ -120,7 +120,7 @@ pub(super) async fn apply_certificate(
         if !is_owned_by(&live, &owner.uid().unwrap_or_default()) {
             return Ok(CertificateState::ActionRequired(name_taken(wanted)));
         }
-        if is_as(&live, wanted) {
+        if is_up_to_date(&live, wanted) {
             return Ok(if live.is_ready() { CertificateState::Present } else { CertificateState::Pending });
         }
     }

@@ -15,8 +15,8 @@ use crate::names::{
 };
 use crate::ownership::owned_meta;
 use crate::ports::{CONTROL_PORT, EXPERT_PORT, HEALTH_PORT, HTTP_PORT, METRICS_PORT};
-use crate::quantity::{MB, megabytes, millicores_of, threads, vcpus};
-use crate::sources::SourceRefusal;
+use crate::quantity::{MB, megabytes, millicores_for_memory, threads, vcpus};
+use crate::source_policy::SourceRefusal;
 use k8s_openapi::api::core::v1::{
     Affinity, ContainerPort, Lifecycle, LifecycleHandler, Pod, PodAffinity, PodAffinityTerm, PodSpec,
     SleepAction, TopologySpreadConstraint, WeightedPodAffinityTerm,
@@ -271,7 +271,7 @@ fn main_pod(
     model: &ModelAccess,
     environment: &OperatorEnvironment,
 ) -> PodSpec {
-    let millicores = plan.main.cpu_millicores.unwrap_or_else(|| millicores_of(plan.main.memory_mb));
+    let millicores = plan.main.cpu_millicores.unwrap_or_else(|| millicores_for_memory(plan.main.memory_mb));
     let mut arguments = [model.arguments.clone(), plan.model.precision_of_all()].concat();
     for (flag, value) in [
         ("--device", plan.device.name().to_owned()),

@@ -6,7 +6,7 @@ use super::functions::BuildError;
 use super::one_shot::OneShotPod;
 use super::pod::{ModelAccess, Program, resources};
 use crate::names::{Component, PodName};
-use crate::quantity::{megabytes, millicores_of, vcpus};
+use crate::quantity::{megabytes, millicores_for_memory, vcpus};
 use k8s_openapi::api::core::v1::Pod;
 use kube::ResourceExt;
 use remoe_api::{ComputeDtype, Device, MoEDeployment, PlannedModel};
@@ -57,7 +57,7 @@ pub(crate) fn inspector(
         pull_policy: &environment.pull_policy,
         command: "remoe-agent",
         arguments,
-        resources: resources(vcpus(millicores_of(MEMORY_MB)), megabytes(MEMORY_MB)),
+        resources: resources(vcpus(millicores_for_memory(MEMORY_MB)), megabytes(MEMORY_MB)),
     };
     let place = inspector_place(&owner.name_any(), subject);
     let one_shot = OneShotPod {

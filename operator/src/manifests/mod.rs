@@ -31,8 +31,8 @@ pub(crate) use remote::Hosted;
 use super::deployment_policy::DeploymentPolicy;
 use super::exposure::GatewayService;
 use super::identity::SignerName;
-use super::rewritten::Comparison;
-use super::sources::Sources;
+use super::pod_comparison::Comparison;
+use super::source_policy::SourcePolicy;
 use super::trace_collector::TraceCollector;
 use k8s_openapi::api::core::v1::Service;
 use k8s_openapi::api::networking::v1::NetworkPolicy;
@@ -50,7 +50,7 @@ pub(crate) struct OperatorEnvironment {
     /// When nodes fetch images: Always, IfNotPresent or Never.
     pub pull_policy: String,
     /// Sources that pods that fetch may reach.
-    pub sources: Sources,
+    pub sources: SourcePolicy,
     /// Additions to the pods of functions.
     pub pods: PodExtras,
     /// Where the operator runs: main functions take orders from there only.

@@ -1,7 +1,7 @@
 //! Parts that the pods of all functions share.
 
 use crate::source::ModelSource;
-use crate::sources::{SourceRefusal, Sources};
+use crate::source_policy::{SourcePolicy, SourceRefusal};
 use k8s_openapi::api::core::v1::{
     Capabilities, Container, EmptyDirVolumeSource, EnvFromSource, EnvVar, HTTPGetAction,
     PersistentVolumeClaimVolumeSource, PodSecurityContext, PodSpec, Probe, ResourceRequirements,
@@ -43,7 +43,7 @@ pub(super) struct ModelAccess {
 }
 
 impl ModelAccess {
-    pub(super) fn new(model: &PlannedModel, sources: &Sources) -> Result<Self, SourceRefusal> {
+    pub(super) fn new(model: &PlannedModel, sources: &SourcePolicy) -> Result<Self, SourceRefusal> {
         let source = sources.check_plan(model)?;
         let fetched = source.is_fetched();
         let is_hub = matches!(source, ModelSource::Hub { .. });

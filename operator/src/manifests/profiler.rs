@@ -7,7 +7,7 @@ use super::one_shot::OneShotPod;
 use super::pod::{ModelAccess, Program, resources};
 use crate::facts::ModelFacts;
 use crate::names::{Component, PodName, profile_record};
-use crate::quantity::{MB, megabytes, millicores_of, vcpus};
+use crate::quantity::{MB, megabytes, millicores_for_memory, vcpus};
 use k8s_openapi::api::core::v1::{EnvVar, Pod, PodSpec, Toleration};
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use kube::ResourceExt;
@@ -23,7 +23,7 @@ const BESIDE_WEIGHTS_MB: u64 = 2_500;
 
 /// The vCPUs that are measured for main functions that may have `memory`, and `cpu` where that is apart.
 pub(crate) fn measured_vcpus(memory: &MemoryRange, cpu: Option<&CpuRange>) -> Quantity {
-    let most = cpu.map_or(millicores_of(memory.max), |cpu| cpu.max);
+    let most = cpu.map_or(millicores_for_memory(memory.max), |cpu| cpu.max);
     vcpus(most.clamp(*MEASURED_MILLICORES.start(), *MEASURED_MILLICORES.end()))
 }
 

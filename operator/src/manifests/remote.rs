@@ -2,7 +2,7 @@
 
 use super::functions::BuildError;
 use crate::names::{group_function, layer_function, tier};
-use crate::quantity::millicores_of;
+use crate::quantity::millicores_for_memory;
 use remoe_api::{GroupPlan, MAX_GROUPS, MAX_REPLICAS, MoEPlanSpec, RemotePlan};
 use remoe_proto::v1::LayerExperts;
 use std::collections::{BTreeMap, BTreeSet};
@@ -92,7 +92,7 @@ fn of_layer(part: &RemotePlan) -> Result<RemotePart, BuildError> {
         listing: format!("{}:{}", part.layer, part.experts),
         hosted: Hosted::Layer(hosted),
         memory_mb: part.memory_mb,
-        millicores: millicores_of(part.memory_mb),
+        millicores: millicores_for_memory(part.memory_mb),
         replicas: part.replicas,
     })
 }
@@ -104,7 +104,7 @@ fn of_group(number: usize, group: &GroupPlan) -> Result<RemotePart, BuildError> 
         listing: group.experts.clone(),
         hosted: Hosted::Group(hosted),
         memory_mb: group.memory_mb,
-        millicores: group.cpu_millicores.unwrap_or_else(|| millicores_of(group.memory_mb)),
+        millicores: group.cpu_millicores.unwrap_or_else(|| millicores_for_memory(group.memory_mb)),
         replicas: group.replicas,
     })
 }

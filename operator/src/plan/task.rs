@@ -10,7 +10,9 @@ use crate::planning::{Planning, PlanningError, check_hosted};
 use crate::planning_pool::{PlanProgress, WakePlan};
 use crate::resolve::Resolved;
 use crate::status_issue::StatusIssue;
-use crate::usage::{due, heard, is_given_up, is_of_spec, next_revision, of_spec, revision_of};
+use crate::usage::{
+    due_replan, is_given_up, is_of_spec, next_revision, observed_usage, plans_of_spec, revision_of,
+};
 use kube::ResourceExt;
 use remoe_api::{DemandPhase, MixOf, MoEDeployment, MoEPlan, MoEPlanSpec, Mode, PlannedPrediction, Replan};
 use std::time::Duration;
@@ -107,7 +109,7 @@ pub(super) fn task(inputs: Inputs<'_>, known: &Resolved, wake_plan: Option<&Wake
     };
     let model = &facts.inspection;
     let sound = observed.plans.iter().filter(|plan| check_hosted(&plan.spec, model).is_ok());
-    let plans = of_spec(sound, &planning);
+    let plans = plans_of_spec(sound, &planning);
     let (given_up, left): (Vec<&MoEPlan>, _) =
         plans.into_iter().partition(|plan| is_given_up(owner, observed, plan));
     // Where none can start the newest is as good as any.
@@ -121,9 +123,11 @@ pub(super) fn task(inputs: Inputs<'_>, known: &Resolved, wake_plan: Option<&Wake
             return Task::Take(Box::new(ReadyPlan { planning, hash, plan, better, elapsed, wake }));
         }
         // Not in the reconcile that takes one back.
-        let cause = due(inputs, plan, &made, hash.as_deref()).filter(|_| given_up.is_empty());
-        let heard = cause.and_then(|of| Some((of, heard(owner, observed, model, of, revision)?)));
-        let improvement = heard.map(|(cause, heard)| (cause, planning.expecting(heard)));
+        let cause = due_replan(inputs, plan, &made, hash.as_deref()).filter(|_| given_up.is_empty());
+        let observed_usage =
+            cause.and_then(|of| Some((of, observed_usage(owner, observed, model, of, revision)?)));
+        let improvement =
+            observed_usage.map(|(cause, observed_usage)| (cause, planning.expecting(observed_usage)));
         return match improvement {
             Some((cause, Ok(planning))) => {
                 Task::Improve(Box::new(Improvement { planning, hash: made, plan: plan.spec.clone(), cause }))
@@ -138,7 +142,7 @@ pub(super) fn task(inputs: Inputs<'_>, known: &Resolved, wake_plan: Option<&Wake
         return Task::Done(PlanState::Planned { hash: hash.clone(), plan: plan.clone() });
     }
     // What requests use does not change with the spec.
-    let expected = heard(owner, observed, model, MixOf::Answered, revision).or_else(|| {
+    let expected = observed_usage(owner, observed, model, MixOf::Answered, revision).or_else(|| {
         let before = previous.as_ref().filter(|plan| plan.model.digest == model.fingerprint);
         Some(PlannedPrediction { revision, ..before?.prediction.clone()? })
     });
@@ -185,17 +189,17 @@ fn uninspected(owner: &MoEDeployment, known: &Resolved, environment: &OperatorEn
         return PlanState::Refused(issue.clone());
     }
     match &known.model.inspection_state {
-        InspectionState::Sent(OneShotState::Failed { issue, .. }) => PlanState::Refused(issue.clone()),
-        InspectionState::Sent(OneShotState::Waiting { issue }) => {
+        InspectionState::Inspecting(OneShotState::Failed { issue, .. }) => PlanState::Refused(issue.clone()),
+        InspectionState::Inspecting(OneShotState::Waiting { issue }) => {
             PlanState::Inspecting { issue: issue.clone() }
         }
-        InspectionState::Sent(OneShotState::Start { incarnation, after }) => {
+        InspectionState::Inspecting(OneShotState::Start { incarnation, after }) => {
             match inspector(owner, &known.model.subject, *incarnation, environment) {
                 Ok(_) => PlanState::Inspecting { issue: after.clone() },
                 Err(error) => PlanState::Refused(StatusIssue::new(error.reason(), error.to_string())),
             }
         }
-        InspectionState::Known(_) | InspectionState::Sent(OneShotState::Done { .. }) => {
+        InspectionState::Known(_) | InspectionState::Inspecting(OneShotState::Done { .. }) => {
             PlanState::Inspecting { issue: None }
         }
     }

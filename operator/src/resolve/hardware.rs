@@ -5,7 +5,7 @@ use crate::legacy_records;
 use crate::names::profile_record;
 use crate::one_shot::{OneShotState, one_shot};
 use crate::planning::{KnownProfile, compute_dtype, served};
-use crate::profiling::{ATTEMPTS, from_log, measured, of_model, record, shared_with, subject, supplied};
+use crate::profiling::{ATTEMPTS, from_log, measured, of_model, record, subject, supplied, with_added_owner};
 use crate::records::Records;
 use crate::status_issue::StatusIssue;
 use kube::ResourceExt;
@@ -55,7 +55,7 @@ impl HardwareResolution {
         let measured_profile =
             stored.and_then(|stored| Some((stored, measured(stored, &subject, owner, facts)?)));
         if let Some((stored, known)) = measured_profile {
-            let with_owner = shared_with(stored, owner);
+            let with_owner = with_added_owner(stored, owner);
             return Ok(Self { with_owner, ..Self::known(subject, source, Ok(known)) });
         }
         let legacy = legacy_records::profile(owner, records, &source).filter(|_| stored.is_none());

@@ -1,7 +1,7 @@
 //! Resolves the facts of the checkpoint, or the progress of its inspection.
 
 use crate::facts::{ModelFacts, subject_of};
-use crate::inspection::{InspectionState, inspection_state, kept_facts};
+use crate::inspection::{InspectionState, inspection_state, stored_facts};
 use crate::manifests::inspector_place;
 use crate::one_shot::{OneShotState, UNREADABLE};
 use crate::records::Records;
@@ -25,16 +25,16 @@ impl ModelResolution {
         let subject = subject_of(owner)?;
         let pod_place = inspector_place(&owner.name_any(), &subject);
         let uid = owner.uid().unwrap_or_default();
-        let known = kept_facts(owner, records, &subject);
+        let known = stored_facts(owner, records, &subject);
         let inspection_state = inspection_state(known, records.pods, &uid, &pod_place, records.now);
         let output = match &inspection_state {
-            InspectionState::Sent(OneShotState::Done { pod }) => {
+            InspectionState::Inspecting(OneShotState::Done { pod }) => {
                 records.details.logs.get(pod).map(|log| match log {
                     Ok(log) => ModelFacts::from_log(log).map_err(StatusIssue::from),
                     Err(message) => Err(StatusIssue::new(UNREADABLE, message.clone())),
                 })
             }
-            InspectionState::Known(_) | InspectionState::Sent(_) => None,
+            InspectionState::Known(_) | InspectionState::Inspecting(_) => None,
         };
         Ok(Self { subject, inspection_state, output })
     }
@@ -43,8 +43,8 @@ impl ModelResolution {
     pub(crate) fn facts(&self) -> Option<&ModelFacts> {
         match (&self.inspection_state, &self.output) {
             (InspectionState::Known(facts), _) => Some(facts),
-            (InspectionState::Sent(_), Some(Ok(facts))) => Some(facts),
-            (InspectionState::Sent(_), _) => None,
+            (InspectionState::Inspecting(_), Some(Ok(facts))) => Some(facts),
+            (InspectionState::Inspecting(_), _) => None,
         }
     }
 

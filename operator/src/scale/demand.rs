@@ -226,7 +226,7 @@ pub(super) fn demanded(
 /// Returns the facts that gateways are to find out about requests.
 fn order(owner: &MoEDeployment, known: &Resolved, planned: &PlanStage) -> Option<PredictionOrder> {
     let tokens = planned.target.as_ref().map_or(0, |target| target.plan.workload.typical_output_tokens);
-    usage::order(owner, known.model.facts().map(|facts| &facts.inspection), tokens)
+    usage::prediction_order(owner, known.model.facts().map(|facts| &facts.inspection), tokens)
 }
 
 fn elapsed(from: Timestamp, to: Timestamp) -> Duration {

@@ -6,8 +6,8 @@ use crate::exposure::GatewayService;
 use crate::facts::ModelFacts;
 use crate::manifests::{OperatorEnvironment, PodExtras, Revision, plan_hash, revision};
 use crate::planning::{KnownProfile, Planning};
-use crate::rewritten::Comparison;
-use crate::sources::Sources;
+use crate::pod_comparison::Comparison;
+use crate::source_policy::SourcePolicy;
 use crate::testing::solutions;
 use remoe_api::{MixOf, MoEDeployment, MoEPlanSpec, ProfileSource, RemotePlan, RequestMix};
 use remoe_hardware::Profile;
@@ -28,7 +28,7 @@ pub fn environment() -> OperatorEnvironment {
         main_cuda_image: "cuda:1".to_owned(),
         remote_image: "remote:1".to_owned(),
         pull_policy: "Never".to_owned(),
-        sources: Sources::new(&["*".parse().unwrap()], false),
+        sources: SourcePolicy::new(&["*".parse().unwrap()], false),
         pods: PodExtras::default(),
         operator_namespace: "remoe-system".to_owned(),
         metrics_namespace: "monitoring".to_owned(),

@@ -2,7 +2,7 @@
 
 use crate::diff::Diff;
 use crate::names::{FUNCTION, MAIN, label};
-use crate::rewritten::PodField;
+use crate::pod_comparison::PodField;
 use crate::testing::world::World;
 use crate::write::Write;
 use jiff::SignedDuration;

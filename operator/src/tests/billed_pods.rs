@@ -1,6 +1,6 @@
 //! Costs of pods, as gateways are told them.
 
-use crate::billed_pods::{billed_pods, per_hour};
+use crate::billed_pods::{billed_pods, cost_per_hour};
 use crate::names::{FUNCTION, label};
 use crate::testing::world::World;
 use jiff::{SignedDuration, Timestamp};
@@ -53,7 +53,7 @@ fn a_pod_costs_what_it_reserves_from_when_it_has_a_node() {
         pod.status.as_mut().unwrap().start_time = None;
     }
     assert_eq!(
-        per_hour(&billed_pods(&world.owner, &world.observed.pods, true)),
+        cost_per_hour(&billed_pods(&world.owner, &world.observed.pods, true)),
         0,
         "nothing is reserved for it yet"
     );

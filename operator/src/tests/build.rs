@@ -2,7 +2,7 @@ use crate::SignerName;
 use crate::identity::{IssuerRef, certificate, identity_of, knows_gateways};
 use crate::manifests::{OperatorEnvironment, Revision, budgets, frame, inspector, revision};
 use crate::names::{COMPONENT, Component, FUNCTION, PodName};
-use crate::quantity::amount;
+use crate::quantity::parse_amount;
 use crate::testing::example::{built, deployment, environment, gateway_service, plan};
 use crate::trace_collector::TraceCollector;
 use k8s_openapi::api::core::v1::{Pod, Probe};
@@ -519,7 +519,7 @@ fn disk(model: serde_json::Map<String, Value>) -> BTreeMap<String, f64> {
     let main = built(&owner, &plan(&owner)).main.pod(&owner, 0, 0);
     let volumes = main.spec.unwrap().volumes.unwrap().into_iter();
     let limited = volumes.filter_map(|volume| Some((volume.name, volume.empty_dir?.size_limit?)));
-    limited.map(|(name, limit)| (name, amount(&limit).unwrap())).collect()
+    limited.map(|(name, limit)| (name, parse_amount(&limit).unwrap())).collect()
 }
 
 #[test]

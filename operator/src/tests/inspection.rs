@@ -1,4 +1,4 @@
-use crate::facts::{FactsError, MAX_FACTS, ModelFacts};
+use crate::facts::{FactsError, MAX_FACTS_BYTES, ModelFacts};
 use crate::inspection::{InspectionState, inspection_state};
 use crate::manifests::{inspector, inspector_place};
 use crate::names::Component;
@@ -37,7 +37,7 @@ fn failed(seconds_ago: i64) -> serde_json::Value {
 
 fn look(pods: &[Pod]) -> OneShotState {
     match inspection_state(None, pods, "uid-1", &inspector_place("demo", SUBJECT), now()) {
-        InspectionState::Sent(one_shot) => one_shot,
+        InspectionState::Inspecting(one_shot) => one_shot,
         InspectionState::Known(facts) => panic!("not inspected yet: {facts:?}"),
     }
 }
@@ -122,7 +122,7 @@ fn facts_are_read_from_a_log_and_kept_for_their_subject() {
     let read = ModelFacts::from_log(&format!("{{\"level\":\"INFO\"}}\n{line}\nbye\n")).unwrap();
     assert_eq!(read, facts());
     assert_eq!(ModelFacts::from_log("nothing"), Err(FactsError::Missing));
-    let long = format!("{{\"x\":\"{}\"}}", "y".repeat(MAX_FACTS));
+    let long = format!("{{\"x\":\"{}\"}}", "y".repeat(MAX_FACTS_BYTES));
     assert!(matches!(ModelFacts::from_log(&long), Err(FactsError::TooLarge { .. })));
     let record = facts().record(&deployment(json!({})), SUBJECT).unwrap();
     assert_eq!(record.spec.about, "mixtral in bfloat16, 4 layers, 8 experts");

@@ -1,6 +1,6 @@
 use crate::manifests::{OperatorEnvironment, profiler};
 use crate::planning::{KnownProfile, Planning, PlanningError};
-use crate::profiling::{from_log, measured, record, shared_with, subject, supplied};
+use crate::profiling::{from_log, measured, record, subject, supplied, with_added_owner};
 use crate::testing::example::{deployment, environment, facts, plan};
 use k8s_openapi::api::core::v1::ConfigMap;
 use kube::{Resource, ResourceExt};
@@ -88,13 +88,13 @@ fn a_profile_stays_for_all_that_use_it_and_goes_with_the_last() {
         ..first.clone()
     };
     let kept = record(&first, "0123456789", &profile()).unwrap();
-    assert!(shared_with(&kept, &first).is_none());
-    let shared = shared_with(&kept, &second).unwrap();
+    assert!(with_added_owner(&kept, &first).is_none());
+    let shared = with_added_owner(&kept, &second).unwrap();
     let owners: Vec<_> = shared.owner_references().iter().map(|owner| owner.uid.as_str()).collect();
     assert_eq!(owners, ["uid-1", "uid-2"]);
     // No controller: none of them may take it along alone.
     assert!(shared.owner_references().iter().all(|owner| owner.controller.is_none()));
-    assert!(shared_with(&shared, &second).is_none());
+    assert!(with_added_owner(&shared, &second).is_none());
 }
 
 #[test]

@@ -1,40 +1,40 @@
-//! Which sources and credentials the models of deployments may have.
+//! Policy on sources and credentials of models.
 
 use super::source::{ModelSource, SourceError};
 use remoe_api::{ModelSpec, PlannedModel};
 use remoe_hub::{Egress, Rule};
 
-/// The server of `hf://` sources.
-const HUB: &str = "https://huggingface.co";
-/// The domain of buckets of Amazon. Their names have the region, which only the pod knows.
-const AMAZON: &str = "amazonaws.com";
+/// Server of `hf://` sources.
+const HUB_URL: &str = "https://huggingface.co";
+/// Domain of Amazon's buckets. Their host names include the region, which only the pod knows.
+const AMAZON_DOMAIN: &str = "amazonaws.com";
 
-/// Sources and credentials that an administrator of the cluster allows pods that fetch.
+/// Sources and credentials that a cluster administrator allows for pods that fetch weights.
 #[derive(Debug, Clone, PartialEq)]
-pub(crate) struct Sources {
-    /// Hosts and addresses.
+pub(crate) struct SourcePolicy {
+    /// Allowed hosts and addresses.
     pub egress: Egress,
-    /// The role of a pod or its node may be used for `s3://`.
+    /// Set if `s3://` sources may use the role of the pod or its node.
     pub ambient_credentials: bool,
 }
 
-/// A source that cannot be used.
+/// Refused source.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum SourceRefusal {
-    /// It cannot be read.
+    /// The source is invalid.
     #[error("spec.model.source: {0}")]
     Invalid(#[from] SourceError),
-    /// It is not among the allowed ones.
+    /// The host is not allowed.
     #[error(
         "{field}: {problem}; allowed: {allowed}; use an allowed source, or have sources.policy or \
          sources.allowedRanges of the chart changed"
     )]
     NotAllowed {
-        /// The field that names the host.
+        /// Field that names the host.
         field: &'static str,
-        /// Why it is not allowed.
+        /// Reason of the refusal.
         problem: String,
-        /// The rules.
+        /// Allowed hosts.
         allowed: String,
     },
     /// Ambient credentials are not allowed.
@@ -55,8 +55,8 @@ impl SourceRefusal {
     }
 }
 
-impl Sources {
-    /// The sources that `rules` allow.
+impl SourcePolicy {
+    /// Creates the policy for `rules`.
     pub(crate) fn new(rules: &[Rule], ambient_credentials: bool) -> Self {
         Self { egress: rules.iter().cloned().collect(), ambient_credentials }
     }
@@ -64,7 +64,7 @@ impl Sources {
     /// Checks the model of a spec.
     ///
     /// # Errors
-    /// It cannot be read, or it is not allowed.
+    /// The source is invalid or not allowed.
     pub(crate) fn check_spec(&self, model: &ModelSpec) -> Result<(), SourceRefusal> {
         let source = ModelSource::parse(&model.source)?;
         self.check(&source, model.endpoint.as_deref(), model.ambient_credentials)
@@ -73,14 +73,14 @@ impl Sources {
     /// Checks the model of a plan.
     ///
     /// # Errors
-    /// It cannot be read, or it is not allowed.
+    /// The source is invalid or not allowed.
     pub(crate) fn check_plan(&self, model: &PlannedModel) -> Result<ModelSource, SourceRefusal> {
         let source = ModelSource::parse(&model.source)?;
         self.check(&source, model.endpoint.as_deref(), model.ambient_credentials)?;
         Ok(source)
     }
 
-    /// Checks what is known of hosts without resolving names: pods check what names resolve to.
+    /// Checks host names without resolving them; pods check the resolved addresses.
     fn check(
         &self,
         source: &ModelSource,
@@ -96,12 +96,12 @@ impl Sources {
         let (field, url) = match (source, endpoint) {
             (ModelSource::Claim { .. }, _) => return Ok(()),
             (_, Some(endpoint)) => ("spec.model.endpoint", endpoint),
-            (ModelSource::Hub { .. }, None) => ("spec.model.source", HUB),
+            (ModelSource::Hub { .. }, None) => ("spec.model.source", HUB_URL),
             (ModelSource::Url { url }, None) if url.starts_with("s3://") => {
-                if self.egress.allows_below(AMAZON) {
+                if self.egress.allows_below(AMAZON_DOMAIN) {
                     return Ok(());
                 }
-                return refused("spec.model.source", format!("no allowed host is below {AMAZON}"));
+                return refused("spec.model.source", format!("no allowed host is below {AMAZON_DOMAIN}"));
             }
             (ModelSource::Url { url }, None) => ("spec.model.source", url.as_str()),
         };

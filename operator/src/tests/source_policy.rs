@@ -1,6 +1,6 @@
 use crate::manifests::{OperatorEnvironment, frame};
 use crate::plan::PlanState;
-use crate::sources::{SourceRefusal, Sources};
+use crate::source_policy::{SourcePolicy, SourceRefusal};
 use crate::testing::example::{deployment, environment};
 use crate::testing::world::World;
 use crate::write::Write;
@@ -11,12 +11,12 @@ use remoe_api::{ConditionType, MoEDeployment};
 use serde_json::{Value, json};
 use std::net::IpAddr;
 
-fn sources(rules: &[&str], ambient_credentials: bool) -> Sources {
+fn sources(rules: &[&str], ambient_credentials: bool) -> SourcePolicy {
     let rules: Vec<_> = rules.iter().map(|rule| rule.parse().unwrap()).collect();
-    Sources::new(&rules, ambient_credentials)
+    SourcePolicy::new(&rules, ambient_credentials)
 }
 
-fn checked(sources: &Sources, model: Value) -> Result<(), SourceRefusal> {
+fn checked(sources: &SourcePolicy, model: Value) -> Result<(), SourceRefusal> {
     sources.check_spec(&deployment(json!({ "model": model })).spec.model)
 }
 

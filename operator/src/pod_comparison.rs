@@ -1,4 +1,4 @@
-//! Fields of pods that are compared with what the operator wrote, by its settings. Pure.
+//! Fields of pods that are compared with their desired values. Pure.
 
 use clap::ValueEnum;
 use std::fmt;
@@ -38,19 +38,19 @@ impl fmt::Display for PodField {
     }
 }
 
-/// Fields that are compared. Admission of a cluster may write some otherwise when pods are created.
+/// Settings of the comparison. A cluster's admission may rewrite some fields when pods are created.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct Comparison {
-    /// Images must be those that were written from the start. Otherwise an image may be another one until its
-    /// container was started again.
+    /// Set if the image must be the written one from the start. Otherwise admission may have changed it until the
+    /// container is restarted.
     pub exact_images: bool,
-    /// Fields that admission rewrites: they are not compared.
+    /// Fields that admission rewrites; they are not compared.
     pub rewritten: Vec<PodField>,
 }
 
 impl Comparison {
-    /// Returns the test for fields of a pod whose container was started again `restarts` times.
-    pub(crate) fn of(&self, restarts: i32) -> impl Fn(PodField) -> bool {
+    /// Returns a predicate for the fields to compare, of a pod whose container restarted `restarts` times.
+    pub(crate) fn is_compared(&self, restarts: i32) -> impl Fn(PodField) -> bool {
         let exact_image = self.exact_images || restarts > 0;
         move |field| !self.rewritten.contains(&field) && (field != PodField::Image || exact_image)
     }
