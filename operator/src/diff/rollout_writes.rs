@@ -51,7 +51,7 @@ impl Diff {
             others: stages.inputs.soft_state.others,
             now: stages.inputs.observed.now,
         })?;
-        let remote_hold = stages.planned.remote_waits;
+        let remote_hold = stages.planned.remote_hold;
         let remote = |creation: &rollout::Creation| creation.function != rollout::MAIN_FUNCTION;
         let (waiting, create): (Vec<_>, Vec<_>) =
             rollout.create.into_iter().partition(|creation| remote_hold.is_some() && remote(creation));

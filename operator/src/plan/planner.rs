@@ -1,10 +1,10 @@
-//! Plans are made beside the reconciler: what is asked for, and what follows from an answer or from its absence.
+//! Requests plans from the planning pool, and decides by their results.
 //!
-//! A wake goes through the chain of the Remoe paper: the waiting requests' expert usage is predicted, the main function
-//! is pre-allocated (MMP) so that its pod starts at once, remote functions are planned and experts partitioned over
-//! them while it starts.
+//! A wake follows the steps of the Remoe paper. The waiting requests' expert usage is predicted. The main function is
+//! pre-allocated (MMP), so that its pod starts at once. While it starts, remote functions are planned and experts are
+//! partitioned over them.
 
-use super::task::{Improvement, PlanState, ReadyPlan, Task, refused};
+use super::task::{Improvement, PlanState, ReadyPlan, Task, planning_issue};
 use crate::events::ClusterEvent;
 use crate::inputs::Inputs;
 use crate::manifests::{OperatorEnvironment, plan_object, revision};
@@ -19,34 +19,34 @@ use remoe_planner::Budget;
 use remoe_rollout::need;
 use std::time::{Duration, Instant};
 
-/// A plan to be made.
+/// Request for a plan.
 #[derive(Debug)]
 pub(crate) enum SearchRequest {
-    /// The plan of a new spec.
+    /// Plan for a new spec.
     Solve {
         /// Planning problem.
         planning: Box<Planning>,
-        /// The plan that runs.
+        /// Running plan.
         previous: Option<Box<MoEPlanSpec>>,
     },
-    /// A better plan than `plan` for the expert usage of answered requests.
+    /// Better plan than `plan` for the expert usage of answered requests.
     Improve {
         /// Planning problem.
         planning: Box<Planning>,
-        /// The plan that runs.
+        /// Running plan.
         plan: Box<MoEPlanSpec>,
     },
-    /// The plan for waiting requests: `plan`, by which main functions start, improved until the deadline.
+    /// Plan for waiting requests: `plan`, by which main functions start, improved until the deadline.
     Wake {
         /// Planning problem.
         planning: Box<Planning>,
-        /// The plan that main functions start by.
+        /// Plan by which main functions start.
         plan: Box<MoEPlanSpec>,
     },
 }
 
 impl SearchRequest {
-    /// Returns the plan, or none if the present one is good enough.
+    /// Runs the search. Returns the plan, or none if the current one is good enough.
     ///
     /// # Errors
     /// No plan keeps every limit, or the search was cancelled.
@@ -61,17 +61,17 @@ impl SearchRequest {
     }
 }
 
-/// Makes the plans of one deployment.
+/// Source of plans for one deployment.
 pub(crate) trait Planner {
-    /// Returns the state of the plan with this `id`, and begins to make it if it is new.
+    /// Returns the progress of the plan with this `id`, and starts the search if the `id` is new.
     fn request(&mut self, kind: SearchKind, id: &str, request: SearchRequest) -> PlanProgress;
-    /// Returns the state of the plan for the latest wake, with its number.
+    /// Returns the requested plan of the latest wake.
     fn wake(&self) -> Option<WakePlan>;
-    /// Forgets the last answer in `kind`: the same question has another answer later.
+    /// Drops the last result of `kind`, so that the same request starts a new search.
     fn forget(&mut self, kind: SearchKind);
 }
 
-/// The pool, for one deployment.
+/// Planning pool, for one deployment.
 pub(crate) struct Pooled<'p> {
     pub(crate) pool: &'p PlanningPool,
     pub(crate) key: DeploymentKey,
@@ -93,7 +93,7 @@ impl Planner for Pooled<'_> {
     }
 }
 
-/// Result of a task, as far as it is known now.
+/// Current result of a planning task.
 #[derive(Debug)]
 pub(super) struct PlanDecision {
     /// State of planning.
@@ -104,22 +104,22 @@ pub(super) struct PlanDecision {
     pub(super) events: Vec<ClusterEvent>,
     /// Requests whose expert usage a new plan is for.
     pub(super) cause: Option<MixOf>,
-    /// No better plan was found: none is looked for again for a while.
+    /// Set if no better plan was found: a cooldown begins.
     pub(super) is_fruitless: bool,
-    /// Times of the chain at a wake, as far as they are known.
-    pub(super) chain: Option<WakePlanning>,
+    /// Times of the planning steps of a wake, as far as known.
+    pub(super) wake_times: Option<WakePlanning>,
 }
 
 impl PlanDecision {
     fn of(state: PlanState) -> Self {
-        Self { state, new: None, events: Vec::new(), cause: None, is_fruitless: false, chain: None }
+        Self { state, new: None, events: Vec::new(), cause: None, is_fruitless: false, wake_times: None }
     }
 }
 
-/// Has `planner` do `task`, as far as that is possible now.
+/// Executes `task` with `planner`, as far as possible without waiting.
 ///
 /// # Errors
-/// A plan cannot be written as JSON.
+/// A plan cannot be serialised as JSON.
 pub(super) fn carry_out(
     inputs: Inputs<'_>,
     task: Task,
@@ -138,7 +138,7 @@ pub(super) fn carry_out(
                         planner.forget(SearchKind::Full);
                     }
                     let solution = outcome.and_then(|plan| plan.ok_or_else(no_plan));
-                    let (state, new) = solved(owner, solution.map(|plan| *plan))?;
+                    let (state, new) = plan_state(owner, solution.map(|plan| *plan))?;
                     Ok(PlanDecision { new, ..PlanDecision::of(state) })
                 }
             }
@@ -160,7 +160,7 @@ pub(super) fn carry_out(
                         planner.forget(SearchKind::Full);
                     }
                     let is_fruitless = better.is_none();
-                    let (state, new, event) = replaced(owner, (hash, plan, cause), better)?;
+                    let (state, new, event) = replacement(owner, (hash, plan, cause), better)?;
                     let events = event.into_iter().collect();
                     let cause = (!is_fruitless).then_some(cause);
                     Ok(PlanDecision { new, events, cause, is_fruitless, ..PlanDecision::of(state) })
@@ -169,38 +169,42 @@ pub(super) fn carry_out(
         }
         Task::Take(take) => {
             let ReadyPlan { planning, hash, plan, better, elapsed, wake } = *take;
-            let mut planned = taken(inputs, &planning, (hash, plan, better), (wake, elapsed))?;
-            let told = observed.demand.as_ref().and_then(|demand| demand.spec.planning);
-            let told = told.filter(|told| told.wake == wake);
-            if let (Some(chain), Some(told)) = (&mut planned.chain, told) {
-                *chain = WakePlanning { plan_us: chain.plan_us, partition_us: chain.partition_us, ..told };
+            let mut planned = wake_result(inputs, &planning, (hash, plan, better), (wake, elapsed))?;
+            let recorded = observed.demand.as_ref().and_then(|demand| demand.spec.planning);
+            let recorded = recorded.filter(|recorded| recorded.wake == wake);
+            if let (Some(wake_times), Some(recorded)) = (&mut planned.wake_times, recorded) {
+                *wake_times = WakePlanning {
+                    plan_us: wake_times.plan_us,
+                    partition_us: wake_times.partition_us,
+                    ..recorded
+                };
             }
             Ok(planned)
         }
     }
 }
 
-/// Returns a new plan as the state of planning, and its object.
+/// Returns the planning state and the plan object for a `solution`.
 ///
 /// # Errors
-/// The plan cannot be written as JSON.
-fn solved(
+/// The plan cannot be serialised as JSON.
+fn plan_state(
     owner: &MoEDeployment,
     solution: Result<MoEPlanSpec, PlanningError>,
 ) -> Result<(PlanState, Option<MoEPlan>), serde_json::Error> {
     let plan = match solution {
         Ok(plan) => plan,
-        Err(error) => return Ok((PlanState::Refused(refused(&error)), None)),
+        Err(error) => return Ok((PlanState::Refused(planning_issue(&error)), None)),
     };
     let (hash, object) = plan_object(owner, plan)?;
     Ok((PlanState::Planned { hash, plan: Box::new(object.spec.clone()) }, Some(object)))
 }
 
-/// Returns the `better` plan as the state of planning, its object and an event. If there is none, the plan `hash` stays.
+/// Returns the planning state, plan object and event for the `better` plan. Without one, the plan `hash` stays.
 ///
 /// # Errors
-/// The plan cannot be written as JSON.
-fn replaced(
+/// The plan cannot be serialised as JSON.
+fn replacement(
     owner: &MoEDeployment,
     (hash, plan, cause): (String, MoEPlanSpec, MixOf),
     better: Option<MoEPlanSpec>,
@@ -229,7 +233,7 @@ fn replaced(
     Ok((state, Some(object), Some(event)))
 }
 
-/// First step of a wake: the main function starts with the size that it is pre-allocated, while the plan for the waiting
+/// First step of a wake: the main function starts with its pre-allocated size, while the plan for the waiting
 /// requests is made.
 fn wake(
     inputs: Inputs<'_>,
@@ -245,16 +249,16 @@ fn wake(
         tracing::info!(plan = hash, %error, "main function starts with its last size");
         None
     });
-    let preallocating = started.elapsed();
-    // Of two plans with the same prediction the later one has the larger number.
-    let further = planning.clone().revised(u32::from(preallocated.is_some()))?;
-    let by = preallocated.clone().unwrap_or_else(|| plan.clone());
-    let request = SearchRequest::Wake { planning: Box::new(further), plan: Box::new(by) };
+    let preallocation_time = started.elapsed();
+    // Of two plans for the same prediction the later one has the higher revision.
+    let revised = planning.clone().revised(u32::from(preallocated.is_some()))?;
+    let start_plan = preallocated.clone().unwrap_or_else(|| plan.clone());
+    let request = SearchRequest::Wake { planning: Box::new(revised), plan: Box::new(start_plan) };
     let mut events = vec![predicted.event()];
-    let mut chain = WakePlanning {
+    let mut wake_times = WakePlanning {
         wake,
         predict_us: predicted.microseconds,
-        preallocate_us: microseconds(preallocating),
+        preallocate_us: microseconds(preallocation_time),
         ..WakePlanning::default()
     };
     let note = match &preallocated {
@@ -262,13 +266,13 @@ fn wake(
             "Preallocated {} MB for main functions in {}: bound on the waiting requests' expert usage; plan {hash} \
              has {} MB.",
             sized.main.memory_mb,
-            seconds(preallocating),
+            seconds(preallocation_time),
             plan.main.memory_mb
         ),
         None => format!(
             "Preallocated {} MB for main functions in {}, as in plan {hash}.",
             plan.main.memory_mb,
-            seconds(preallocating)
+            seconds(preallocation_time)
         ),
     };
     events.push(ClusterEvent::normal("Preallocated", note));
@@ -282,25 +286,26 @@ fn wake(
             None => PlanDecision::of(PlanState::Planned { hash, plan: Box::new(plan) }),
         },
         PlanProgress::Done { outcome, elapsed } => {
-            // If gateways wrote meanwhile, the wake is decided again, and its plan is there already.
+            // If a gateway wrote meanwhile, the wake is decided again, and its plan may be ready by now.
             let is_newer = |better: &MoEPlanSpec| revision_of(better) > revision_of(&plan);
             let better = better_or_none(outcome, &hash).or(preallocated).filter(is_newer);
             let is_fruitless = better.is_none();
-            let taken = taken(inputs, &planning, (hash, plan, better), (wake, elapsed))?;
-            if let Some(of) = taken.chain {
-                chain = WakePlanning { plan_us: of.plan_us, partition_us: of.partition_us, ..chain };
+            let wake_result = wake_result(inputs, &planning, (hash, plan, better), (wake, elapsed))?;
+            if let Some(of) = wake_result.wake_times {
+                wake_times =
+                    WakePlanning { plan_us: of.plan_us, partition_us: of.partition_us, ..wake_times };
             }
-            PlanDecision { is_fruitless, ..taken }
+            PlanDecision { is_fruitless, ..wake_result }
         }
     };
     let of_wake = events.into_iter().map(|event| event.of_wake(observed.now));
     planned.events.splice(0..0, of_wake);
-    planned.chain = Some(chain);
+    planned.wake_times = Some(wake_times);
     Ok(planned)
 }
 
-/// The plan for a wake is there: it replaces the one that main functions start by, unless that is good enough.
-fn taken(
+/// Last step of a wake: its plan replaces the one by which main functions started, unless that is good enough.
+fn wake_result(
     inputs: Inputs<'_>,
     planning: &Planning,
     (hash, plan, better): (String, MoEPlanSpec, Option<MoEPlanSpec>),
@@ -308,32 +313,34 @@ fn taken(
 ) -> Result<PlanDecision, serde_json::Error> {
     let Inputs { owner, observed, environment, .. } = inputs;
     let cause = better.as_ref().map(|_| MixOf::Waiting);
-    let (state, new, replanned) = replaced(owner, (hash.clone(), plan, MixOf::Waiting), better)?;
-    let PlanState::Planned { hash: runs, plan } = &state else { return Ok(PlanDecision::of(state)) };
-    let what = if new.is_some() { "replaces" } else { "stays" };
+    let (state, new, replanned) = replacement(owner, (hash.clone(), plan, MixOf::Waiting), better)?;
+    let PlanState::Planned { hash: running_hash, plan } = &state else { return Ok(PlanDecision::of(state)) };
+    let verb = if new.is_some() { "replaces" } else { "stays" };
     let before = if new.is_some() { format!(" {hash}") } else { String::new() };
-    let note =
-        format!("Plan {runs} {what}{before} for wake {wake}, {} after it was asked for.", seconds(elapsed));
+    let note = format!(
+        "Plan {running_hash} {verb}{before} for wake {wake}, {} after it was asked for.",
+        seconds(elapsed)
+    );
     let mut events = vec![ClusterEvent::normal("Planned", note).of_wake(observed.now)];
     let started = Instant::now();
-    let partition = partition(owner, environment, planning, (runs, plan));
-    let partitioning = started.elapsed();
+    let partition = partition(owner, environment, planning, (running_hash, plan));
+    let partition_time = started.elapsed();
     events.extend(
         partition.map(|partition| ClusterEvent::normal("Partitioned", partition).of_wake(observed.now)),
     );
     events.extend(replanned.map(|replanned| replanned.of_wake(observed.now)));
-    let chain = WakePlanning {
+    let wake_times = WakePlanning {
         wake,
-        // 0 stands for a plan that is not there yet.
+        // 0 means that there is no plan yet.
         plan_us: microseconds(elapsed).max(1),
-        partition_us: microseconds(partitioning),
+        partition_us: microseconds(partition_time),
         ..WakePlanning::default()
     };
-    Ok(PlanDecision { new, events, cause, chain: Some(chain), ..PlanDecision::of(state) })
+    Ok(PlanDecision { new, events, cause, wake_times: Some(wake_times), ..PlanDecision::of(state) })
 }
 
-/// Describes how the expected work of `plan` is divided over its remote functions; none if nothing is remote, or nothing
-/// is known of requests.
+/// Describes how the expected work of `plan` is distributed over its remote functions; absent if the expert usage is
+/// unknown.
 fn partition(
     owner: &MoEDeployment,
     environment: &OperatorEnvironment,
@@ -361,7 +368,7 @@ fn partition(
     ))
 }
 
-/// The prediction that a wake is planned for.
+/// Prediction that a wake is planned for.
 struct Predicted {
     requests: u32,
     of: MixOf,
