@@ -4,7 +4,7 @@
 use super::facts::{ModelFacts, subject_of};
 use super::inspection::stored_facts;
 use super::legacy_records;
-use super::manifests::inspector_place;
+use super::manifests::inspector_pod_place;
 use super::names::profile_record;
 use super::one_shot::{OneShotState, one_shot};
 use super::profiling;
@@ -37,7 +37,7 @@ pub(crate) fn missing_input(
     }
     let unread_log = |place: &str| finished(owner, records, place).filter(|pod| !logs.contains_key(pod));
     let subject = subject_of(owner)?;
-    let inspector_place_name = inspector_place(&owner.name_any(), &subject);
+    let inspector_place_name = inspector_pod_place(&owner.name_any(), &subject);
     let printed_facts = || {
         let log = logs.get(&finished(owner, records, &inspector_place_name)?)?.as_ref().ok()?;
         ModelFacts::from_log(log).ok()

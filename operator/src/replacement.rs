@@ -26,7 +26,7 @@ impl Replacements {
             target.functions().any(|function| {
                 function.name == pod.function
                     && function.identity == pod.identity
-                    && pod.replica < function.most()
+                    && pod.replica < function.total_replicas()
             })
         };
         let functions: Vec<&PodView> =

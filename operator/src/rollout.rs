@@ -231,7 +231,7 @@ fn replica_group<'a>(
     ReplicaGroup {
         role: if function.hosted.is_none() { Role::Main } else { Role::Remote },
         hosted: function.hosted.as_ref().map_or(&[], Hosted::sets),
-        places: (0..function.most()).map(place).collect(),
+        places: (0..function.total_replicas()).map(place).collect(),
         needed: function.replicas as usize,
         awaited: true,
         missed: function.replicas > 0 && next.current.is_some_and(was_routed),
@@ -249,7 +249,7 @@ fn instance<'a>(
     let function = input.target.functions().find(|function| {
         function.name == pod.function
             && function.identity == pod.identity
-            && pod.replica < function.most()
+            && pod.replica < function.total_replicas()
             && function.place(input.deployment, pod.replica) == pod.name.place
     });
     let state = if pod.ends_by.is_some() {

@@ -125,7 +125,8 @@ impl Diff {
             let view = PodView::of(live, &uid, stages.inputs.observed.now);
             let Some(view) = view.filter(|view| view.owned && view.ends_by.is_none()) else { continue };
             let function = revision.functions().find(|function| {
-                (0..function.most()).any(|replica| view.name.place == function.place(&name, replica))
+                (0..function.total_replicas())
+                    .any(|replica| view.name.place == function.place(&name, replica))
             });
             let wanted = function
                 .map(|function| function.pod(stages.inputs.owner, view.replica, view.name.incarnation));

@@ -2,7 +2,7 @@
 
 use crate::facts::{ModelFacts, subject_of};
 use crate::inspection::{InspectionState, inspection_state, stored_facts};
-use crate::manifests::inspector_place;
+use crate::manifests::inspector_pod_place;
 use crate::one_shot::{OneShotState, UNREADABLE};
 use crate::records::Records;
 use crate::status_issue::StatusIssue;
@@ -23,7 +23,7 @@ pub(crate) struct ModelResolution {
 impl ModelResolution {
     pub(super) fn of(owner: &MoEDeployment, records: Records<'_>) -> Result<Self, serde_json::Error> {
         let subject = subject_of(owner)?;
-        let pod_place = inspector_place(&owner.name_any(), &subject);
+        let pod_place = inspector_pod_place(&owner.name_any(), &subject);
         let uid = owner.uid().unwrap_or_default();
         let known = stored_facts(owner, records, &subject);
         let inspection_state = inspection_state(known, records.pods, &uid, &pod_place, records.now);

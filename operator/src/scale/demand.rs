@@ -12,7 +12,7 @@ use crate::conditions::sentence;
 use crate::events::ClusterEvent;
 use crate::identity::identity_of;
 use crate::inputs::Inputs;
-use crate::manifests::{room, served_name};
+use crate::manifests::{max_batch, served_name};
 use crate::names::Component;
 use crate::ownership::{is_owned_by, owned_meta};
 use crate::plan::PlanStage;
@@ -241,7 +241,7 @@ fn elapsed(from: Timestamp, to: Timestamp) -> Duration {
 
 /// Returns the main functions that gateways may send requests to.
 fn routable_mains(owner: &MoEDeployment, planned: &PlanStage, pods: &[PodView]) -> Vec<MainFunction> {
-    let room = planned.target.as_ref().map_or(DEFAULT_MAX_BATCH, |target| room(&target.plan));
+    let room = planned.target.as_ref().map_or(DEFAULT_MAX_BATCH, |target| max_batch(&target.plan));
     let mains = pods.iter().filter(|pod| pod.is_main && pod.is_sound());
     let mut mains: Vec<MainFunction> = mains
         .filter_map(|pod| {

@@ -3,7 +3,7 @@
 use crate::epoch::since_1970;
 use crate::events::ClusterEvent;
 use crate::inputs::Inputs;
-use crate::manifests::{Count, Function, TargetPlan, room};
+use crate::manifests::{Count, Function, TargetPlan, max_batch};
 use crate::names::{Component, tier};
 use crate::observed::Observed;
 use crate::pods::PodView;
@@ -64,7 +64,7 @@ pub(super) fn by_load(inputs: Inputs<'_>, pods: &[PodView], target: Option<&Targ
     record_reports(observed, &mut history, &pods, window, now);
     let Some(target) = target else { return LoadScale { history, ..LoadScale::default() } };
     let policy = Policy { target: f64::from(spec.scaling.target_percent) / 100.0, window };
-    let room = u32::try_from(room(&target.plan)).unwrap_or(u32::MAX);
+    let room = u32::try_from(max_batch(&target.plan)).unwrap_or(u32::MAX);
     let main = &target.revision.main;
     let current = current_replicas(main, &pods);
     let bounds = Mains {
@@ -121,7 +121,7 @@ pub(super) fn by_load(inputs: Inputs<'_>, pods: &[PodView], target: Option<&Targ
 /// Returns the change of `function` from `current` replicas to `wanted`, or to those of its plan if these are more.
 fn change(history: &mut History, function: &Function, current: u32, wanted: u32) -> Option<ReplicaChange> {
     let extra = wanted.saturating_sub(function.replicas);
-    let to = Count { replicas: function.replicas, extra }.most();
+    let to = Count { replicas: function.replicas, extra }.total_replicas();
     // A count that was decided earlier and not reached yet is no change.
     let from = history.want(&function.name, to).unwrap_or(current.max(function.replicas));
     (from != to).then(|| ReplicaChange {

@@ -1,6 +1,6 @@
 use crate::facts::{FactsError, MAX_FACTS_BYTES, ModelFacts};
 use crate::inspection::{InspectionState, inspection_state};
-use crate::manifests::{inspector, inspector_place};
+use crate::manifests::{inspector, inspector_pod_place};
 use crate::names::Component;
 use crate::one_shot::{OneShotState, obsolete_pods};
 use crate::testing::example::{deployment, environment, facts};
@@ -36,7 +36,7 @@ fn failed(seconds_ago: i64) -> serde_json::Value {
 }
 
 fn look(pods: &[Pod]) -> OneShotState {
-    match inspection_state(None, pods, "uid-1", &inspector_place("demo", SUBJECT), now()) {
+    match inspection_state(None, pods, "uid-1", &inspector_pod_place("demo", SUBJECT), now()) {
         InspectionState::Inspecting(one_shot) => one_shot,
         InspectionState::Known(facts) => panic!("not inspected yet: {facts:?}"),
     }
