@@ -21,11 +21,11 @@ use jiff::Timestamp;
 use remoe_api::RolloutStrategy;
 use remoe_process::Role;
 use remoe_proto::format_listing;
-use remoe_rollout::scene::{
+use remoe_rollout::step as pure;
+use remoe_rollout::step_types::{
     self, EndAction, FollowedRouting, FunctionPurpose, HealthSource, Instance, InstanceState,
     MainReplacement, Policy, PushedRouting, Replacement, ReplicaGroup, ReplicaSlot, Start,
 };
-use remoe_rollout::step as pure;
 use std::time::Duration;
 
 /// Grace period of a faulty pod: its longest requests are not awaited.
@@ -103,15 +103,15 @@ pub(crate) fn step(input: RolloutInput<'_>) -> Result<Rollout, serde_json::Error
     // On a lost node, a pod stays listed forever: pods past their termination deadline are ignored.
     let existing = input.pods.iter().filter(|pod| pod.owned && pod.ends_by.is_none_or(|end| input.now < end));
     let existing: Vec<&PodView> = existing.collect();
-    let outcome = pure::step(&scene::StepInput {
-        parts: functions.iter().map(|function| replica_group(input, function, &next)).collect(),
+    let outcome = pure::step(&step_types::StepInput {
+        groups: functions.iter().map(|function| replica_group(input, function, &next)).collect(),
         instances: existing.iter().map(|pod| instance(input, &next, pod)).collect(),
-        told: numbers_are_known.then(|| next.pushed_routing(input)),
+        pushed: numbers_are_known.then(|| next.pushed_routing(input)),
         asleep: false,
         policy: Policy {
             replacement: Replacement::Beside,
-            sight: HealthSource::Reported,
-            succession: match input.strategy {
+            health_source: HealthSource::Reported,
+            main_replacement: match input.strategy {
                 RolloutStrategy::Surge => MainReplacement::Surge,
                 RolloutStrategy::Recreate => {
                     MainReplacement::Recreate { prepared: input.main_certificate_ready }
@@ -128,7 +128,7 @@ pub(crate) fn step(input: RolloutInput<'_>) -> Result<Rollout, serde_json::Error
     let mut table = input.table.clone();
     if numbers_are_known {
         table.corrupted = false;
-        if let Some(scene::RoutingPush { number, endpoints }) = outcome.tell {
+        if let Some(step_types::RoutingPush { number, endpoints }) = outcome.push {
             let NextGeneration { revision, remote, groups, .. } = next;
             let (plan, endpoints) = (input.target.plan.clone(), endpoints.into_iter().collect());
             let generation = Generation { number, plan, revision, remote, endpoints, groups };
@@ -140,10 +140,10 @@ pub(crate) fn step(input: RolloutInput<'_>) -> Result<Rollout, serde_json::Error
         table.entries.retain(|known, _| known == identity || (!outcome.succeeded && has_main(known)));
     }
     let faulty_at = input.pods.iter().filter_map(|pod| pod.faulty_at);
-    let requeue_after = outcome.look_again.map(timestamp).into_iter().chain(faulty_at).min();
+    let requeue_after = outcome.next_step_at.map(timestamp).into_iter().chain(faulty_at).min();
     let table = (table != *input.table).then_some(table);
     let only_target = input.table.entries.keys().all(|known| known == identity);
-    let create = |start: &Start| Some(creation(input, *functions.get(start.part)?, start, &existing));
+    let create = |start: &Start| Some(creation(input, *functions.get(start.group)?, start, &existing));
     let delete = |(at, end): &(usize, EndAction)| {
         let (pod, EndAction::Stop(grace)) = (existing.get(*at)?, end) else { return None };
         // Pods without a fault keep their normal grace period.
@@ -199,7 +199,7 @@ impl<'a> NextGeneration<'a> {
         let in_force = input.pods.iter().filter(|pod| pod.owned).filter_map(|pod| pod.in_force).max();
         PushedRouting {
             endpoints: self.current.map(|current| current.endpoints.iter().cloned().collect()),
-            stands: self.current.is_some_and(|current| {
+            is_current: self.current.is_some_and(|current| {
                 current.remote == self.remote
                     && current.groups == self.groups
                     && current.endpoints.is_sorted_by(|one, other| one < other)
@@ -231,7 +231,7 @@ fn replica_group<'a>(
     ReplicaGroup {
         role: if function.hosted.is_none() { Role::Main } else { Role::Remote },
         hosted: function.hosted.as_ref().map_or(&[], Hosted::sets),
-        places: (0..function.total_replicas()).map(place).collect(),
+        slots: (0..function.total_replicas()).map(place).collect(),
         needed: function.replicas as usize,
         awaited: true,
         missed: function.replicas > 0 && next.current.is_some_and(was_routed),
@@ -253,10 +253,10 @@ fn instance<'a>(
             && function.place(input.deployment, pod.replica) == pod.name.place
     });
     let state = if pod.ends_by.is_some() {
-        InstanceState::Leaving
+        InstanceState::Terminating
     } else if pod.is_sound() {
         let ready = pod.ready && (pod.is_main || function.is_some());
-        InstanceState::Sound { ready, hindered: pod.issue.is_some() }
+        InstanceState::Healthy { ready, blocked: pod.issue.is_some() }
     } else {
         InstanceState::Faulty { presumed: pod.fault.as_ref().is_some_and(StatusIssue::is_presumed) }
     };
@@ -268,17 +268,17 @@ fn instance<'a>(
         let now = routed_pod(function, &next.groups, pod);
         if pod.ready { now } else { known().or(now) }
     });
-    let duty = match pod.is_main {
+    let purpose = match pod.is_main {
         true => FunctionPurpose::Main {
             current: pod.identity == input.target.main.identity,
-            told: input.table.entries.contains_key(&pod.identity),
-            follows: follows(input.table, pod),
+            pushed: input.table.entries.contains_key(&pod.identity),
+            followed: follows(input.table, pod),
         },
         false => FunctionPurpose::Remote { endpoint, routed: input.table.routes_to(&name) },
     };
     // Names chosen by other writers do not count incarnations.
     let incarnation = pod.name.is_counted().then_some(pod.name.incarnation);
-    Instance { place: &pod.name.place, incarnation, state, duty }
+    Instance { slot: &pod.name.place, incarnation, state, purpose }
 }
 
 /// Compares the generation that a main function has in force with the one that was sent.
@@ -287,7 +287,7 @@ fn follows(table: &RoutingTable, pod: &PodView) -> FollowedRouting {
     let generation = table.entries.get(&pod.identity).filter(|_| pod.ends_by.is_none());
     match (generation, pod.in_force) {
         (_, Some(0)) if pod.ends_by.is_none() => FollowedRouting::Nothing,
-        (Some(generation), Some(_)) if pod.acts_on(generation) => FollowedRouting::Told,
+        (Some(generation), Some(_)) if pod.acts_on(generation) => FollowedRouting::Pushed,
         // It has not been ready to receive a generation.
         (Some(_), None) if !pod.ready => FollowedRouting::Nothing,
         _ => FollowedRouting::Other,
@@ -302,17 +302,17 @@ fn newest<'a>(input: RolloutInput<'a>, place: &str) -> Option<&'a PodView> {
 
 /// Returns the pod to create for `start`. Indices of replaced pods refer to `existing`.
 fn creation(input: RolloutInput<'_>, function: &Function, start: &Start, existing: &[&PodView]) -> Creation {
-    let replica = u32::try_from(start.place).unwrap_or(u32::MAX);
+    let replica = u32::try_from(start.slot).unwrap_or(u32::MAX);
     let place = function.place(input.deployment, replica);
     let newest = newest(input, &place).map(|pod| pod.name.incarnation);
     // Names of terminating pods, and of pods of other owners, are still taken.
     let taken = input.pods.iter().filter(|pod| pod.name.place == place);
     let taken = taken.map(|pod| pod.name.incarnation).collect();
     Creation {
-        function: start.part,
+        function: start.group,
         replica,
         incarnation: next_incarnation(newest, &taken),
-        replaces: start.instead_of.and_then(|at| existing.get(at)?.fault.clone()),
+        replaces: start.replaces.and_then(|at| existing.get(at)?.fault.clone()),
     }
 }
 

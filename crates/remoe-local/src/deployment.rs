@@ -188,8 +188,8 @@ impl DesiredDeployment {
     /// Returns the desired state: the functions that are to run.
     pub fn desired(&self) -> Desired {
         let http = self.serves_http.then(|| SocketAddr::from((Ipv4Addr::LOCALHOST, 0)));
-        let patience = RolloutTimeouts::with_ready(self.ready_timeout);
-        let mut desired = deployment(&self.options, &self.placement, http, Duration::ZERO, patience);
+        let timeouts = RolloutTimeouts::with_ready(self.ready_timeout);
+        let mut desired = deployment(&self.options, &self.placement, http, Duration::ZERO, timeouts);
         for function in &mut desired.functions {
             function.arguments.extend(self.source.options());
         }

@@ -114,7 +114,7 @@ impl ModelSupervisor {
         }
         self.charge(&better.wanted);
         let replaces = self.supervisor.status().borrow().generation;
-        let until = Instant::now().checked_add(desired.patience.ready);
+        let until = Instant::now().checked_add(desired.timeouts.ready);
         seen.revision = Some(Revision { better, cause, replaces, until });
         seen.change = self.supervisor.change(desired);
     }

@@ -29,7 +29,7 @@ fn desired(scene: &RolloutScenario) -> Desired {
     }
     let experts = (0..scene.groups.len() as u32).collect();
     desired.remote = vec![LayerExperts { layer: 1, experts }];
-    desired.patience.ready = seconds(2000.0);
+    desired.timeouts.ready = seconds(2000.0);
     desired
 }
 

@@ -276,7 +276,7 @@ fn main_function_may_be_silent_during_generation_switch() {
     let instances = [instance("m", "main", listening())];
     let mut memory = RestartMemory::default();
     assert_eq!(step(&desired, &instances, &mut memory, Time::ZERO), ["route 1 m -> []"]);
-    let later = desired.patience.main_silence + seconds(1.0);
+    let later = desired.timeouts.main_silence + seconds(1.0);
     assert!(step(&desired, &instances, &mut memory, later).is_empty());
     memory.routed(true, later);
     assert_eq!(step(&desired, &instances, &mut memory, later), ["kill m"]);
@@ -287,7 +287,7 @@ fn silence_is_ended_after_the_patience_for_the_role() {
     let desired = wanted(1);
     let instances = [instance("m", "main", listening()), instance("a", "group-0-0", listening())];
     let mut memory = settled(&desired, &instances);
-    let RolloutTimeouts { remote_silence, main_silence, .. } = desired.patience;
+    let RolloutTimeouts { remote_silence, main_silence, .. } = desired.timeouts;
     let just = Duration::from_nanos(1);
     assert!(step(&desired, &instances, &mut memory, remote_silence).is_empty());
     let actions = step(&desired, &instances, &mut memory, remote_silence + just);
@@ -299,7 +299,7 @@ fn silence_is_ended_after_the_patience_for_the_role() {
 #[test]
 fn a_function_that_answers_but_never_gets_ready_is_ended() {
     let desired = wanted(1);
-    let now = desired.patience.ready + seconds(1.0);
+    let now = desired.timeouts.ready + seconds(1.0);
     let mut stuck = instance("a", "group-0-0", listening());
     (stuck.answered, stuck.unready_since) = (now, Some(Time::ZERO));
     let mut starting = instance("m", "main", FunctionPhase::Starting);

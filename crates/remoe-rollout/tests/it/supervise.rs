@@ -91,8 +91,8 @@ async fn the_routing_says_what_each_group_hosts() {
     let plan = r#"{"groups": [{"experts": "1:0-1,3:2"}, {"experts": "1:3"}],
         "layers": [{"layer": 1, "remote": [0, 1, 3]}, {"layer": 3, "remote": [2], "replicas": 0}]}"#;
     let placement = Placement::from_plan(&model, plan).unwrap();
-    let patience = RolloutTimeouts { remote_silence: LONG, main_silence: LONG, ready: LONG };
-    let desired = deployment(&ModelOptions::default(), &placement, None, Duration::ZERO, patience);
+    let timeouts = RolloutTimeouts { remote_silence: LONG, main_silence: LONG, ready: LONG };
+    let desired = deployment(&ModelOptions::default(), &placement, None, Duration::ZERO, timeouts);
     let (supervisor, _) = supervisor(folder.path(), desired);
     let status = supervisor.ready(LONG).await.unwrap();
     let functions = status.functions[1..].iter().zip(["1:0-1,3:2", "1:3"]);
@@ -128,7 +128,7 @@ async fn killed_remote_functions_come_back_in_a_later_generation() {
 async fn a_frozen_remote_function_is_replaced() {
     let folder = tempfile::tempdir().unwrap();
     let mut desired = wanted(1, false);
-    desired.patience.remote_silence = Duration::from_secs(3);
+    desired.timeouts.remote_silence = Duration::from_secs(3);
     let (supervisor, events) = supervisor(folder.path(), desired);
     let status = supervisor.ready(LONG).await.unwrap();
     let frozen = send(&status, "group-0-0", Signal::STOP);

@@ -37,7 +37,7 @@ pub(crate) fn wanted(remotes: usize) -> Desired {
         starts_at_once: None,
         remote: if remotes == 0 { Vec::new() } else { set() },
         drain: seconds(30.0),
-        patience: RolloutTimeouts::with_ready(seconds(120.0)),
+        timeouts: RolloutTimeouts::with_ready(seconds(120.0)),
     }
 }
 
