@@ -1,11 +1,11 @@
-//! Straight lines through what was measured over tokens: of prompts, or of the context of a decode step.
+//! Fits lines to measurements over tokens: of prompts, or of the context of a decode step.
 
 use remoe_planner::Affine;
 
 /// Measurements with one number of vCPUs.
 pub(crate) struct Points {
     pub(crate) vcpus: f64,
-    /// Tokens, and the seconds of each.
+    /// Pairs of tokens and seconds.
     pub(crate) points: Vec<(f64, f64)>,
 }
 
@@ -16,7 +16,7 @@ impl Points {
         (x / count, y / count)
     }
 
-    /// The slope of the least-squares line.
+    /// Returns the slope of the least-squares line.
     fn slope(&self) -> f64 {
         let (mean_x, mean_y) = self.means();
         let covariance: f64 = self.points.iter().map(|(x, y)| (x - mean_x) * (y - mean_y)).sum();
@@ -24,38 +24,39 @@ impl Points {
         if variance > 0.0 { covariance / variance } else { 0.0 }
     }
 
-    /// The line through the middle of the points with that slope, or the steepest one that begins at `least`.
-    fn through(&self, slope: f64, least: f64) -> Affine {
+    /// Returns the line through the mean of the points with this slope, limited so that it starts at `least` or
+    /// above.
+    fn line_with_slope(&self, slope: f64, least: f64) -> Affine {
         let (mean_x, mean_y) = self.means();
         let steepest = if mean_x > 0.0 { (mean_y - least).max(0.0) / mean_x } else { 0.0 };
         let per_token = slope.clamp(0.0, steepest);
-        // Rounding alone can bring it below.
+        // Only rounding can make it negative.
         Affine { base: (mean_y - per_token * mean_x).max(0.0), per_token }
     }
 }
 
-/// The line of each of `columns`, ascending by vCPUs: neither part below zero.
+/// Returns the line of each of `columns`, ascending by vCPUs, with no negative part.
 ///
-/// No token takes longer with more vCPUs: slopes that say so are noise, and neighbours share their mean (isotonic regression by
-/// pooling). Below one vCPU a quota comes in bursts, of which whatever takes longer meets more: there a token takes what it takes with
-/// one, stretched.
+/// With more vCPUs no token takes longer. Slopes that contradict this are noise, and neighbours share their mean
+/// (isotonic regression, pool adjacent violators). Below one vCPU, a quota comes in bursts, which longer work meets
+/// more often: there a token takes its time on one vCPU, divided by the vCPUs.
 pub(crate) fn lines(columns: &[Points]) -> Vec<Affine> {
     let whole = columns.iter().filter(|column| column.vcpus >= 1.0);
-    let slopes = falling(whole.clone().map(Points::slope));
+    let slopes = non_increasing(whole.clone().map(Points::slope));
     let mut lines: Vec<Affine> =
-        whole.zip(slopes).map(|(column, slope)| column.through(slope, 0.0)).collect();
+        whole.zip(slopes).map(|(column, slope)| column.line_with_slope(slope, 0.0)).collect();
     let one = lines.first().copied();
     let parts = columns.iter().filter(|column| column.vcpus < 1.0).map(|column| {
         let one = one.unwrap_or(Affine { base: 0.0, per_token: column.slope() * column.vcpus });
-        column.through(one.per_token / column.vcpus, one.base)
+        column.line_with_slope(one.per_token / column.vcpus, one.base)
     });
     let mut all: Vec<Affine> = parts.collect();
     all.append(&mut lines);
     all
 }
 
-/// The falling sequence that is nearest to `values` (least squares): what rises is replaced by means.
-fn falling(values: impl Iterator<Item = f64>) -> Vec<f64> {
+/// Returns the non-increasing sequence nearest to `values` (least squares); rising parts are replaced by their mean.
+fn non_increasing(values: impl Iterator<Item = f64>) -> Vec<f64> {
     let mut pools: Vec<(f64, usize)> = Vec::new();
     for value in values {
         let mut pool = (value, 1);
@@ -98,7 +99,7 @@ mod tests {
         let flat_at_one = lines(&[points(1.0, [5.0, 5.0, 5.0]), points(2.0, [3.0, 4.0, 6.0])]);
         assert_line(flat_at_one[0], 5.0 - 0.005 * 700.0 / 3.0, 0.005);
         assert_line(flat_at_one[1], 13.0 / 3.0 - 0.005 * 700.0 / 3.0, 0.005);
-        assert_eq!(falling([1.0, 4.0, 1.0, 3.0, 0.0].into_iter()), [2.5, 2.5, 2.0, 2.0, 0.0]);
+        assert_eq!(non_increasing([1.0, 4.0, 1.0, 3.0, 0.0].into_iter()), [2.5, 2.5, 2.0, 2.0, 0.0]);
     }
 
     #[test]
