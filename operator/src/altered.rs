@@ -72,7 +72,7 @@ struct Alteration {
 
 impl Alteration {
     /// Creates an alteration of a field that settings may exempt.
-    fn of(field: PodField, message: impl Into<String>) -> Self {
+    fn in_field(field: PodField, message: impl Into<String>) -> Self {
         Self { field: Some(field), message: message.into() }
     }
 
@@ -117,12 +117,12 @@ fn find_alteration(
         (PodField::SecurityContext, includes(&live.security_context, &wanted.security_context)),
     ];
     if let Some((field, _)) = fields.iter().find(|(field, kept)| !kept && is_compared(*field)) {
-        return Some(Alteration::of(*field, format!("{field} changed")));
+        return Some(Alteration::in_field(*field, format!("{field} changed")));
     }
     for volume in wanted.volumes.iter().flatten() {
         let found = live.volumes.iter().flatten().find(|live| live.name == volume.name);
         if !found.is_some_and(|live| is_volume(live, volume)) && is_compared(PodField::Volumes) {
-            return Some(Alteration::of(PodField::Volumes, format!("volume {} changed", volume.name)));
+            return Some(Alteration::in_field(PodField::Volumes, format!("volume {} changed", volume.name)));
         }
     }
     wanted.containers.iter().find_map(|wanted| {
@@ -143,7 +143,7 @@ fn altered_container(
     if is_compared(PodField::Image) && live.image != wanted.image {
         let shown = |image: &Option<String>| image.clone().unwrap_or_default();
         let message = format!("image changed to {} from {}", shown(&live.image), shown(&wanted.image));
-        return Some(Alteration::of(PodField::Image, message));
+        return Some(Alteration::in_field(PodField::Image, message));
     }
     let mounts = |container: &Container| container.volume_mounts.clone().unwrap_or_default();
     let variables = |container: &Container| {
@@ -182,21 +182,21 @@ fn altered_container(
         (PodField::SecurityContext, includes(&live.security_context, &wanted.security_context)),
     ];
     let (field, _) = fields.iter().find(|(field, kept)| !kept && is_compared(*field))?;
-    Some(Alteration::of(*field, format!("{field} of container {} changed", wanted.name)))
+    Some(Alteration::in_field(*field, format!("{field} of container {} changed", wanted.name)))
 }
 
 /// Returns the arguments without those outside of a function's identity.
 fn arguments(container: &Container) -> Vec<&str> {
     let mut all = container.args.iter().flatten().map(String::as_str);
-    let mut kept = Vec::new();
+    let mut arguments = Vec::new();
     while let Some(argument) = all.next() {
         if argument == DRAIN_FLAG {
             all.next();
         } else {
-            kept.push(argument);
+            arguments.push(argument);
         }
     }
-    kept
+    arguments
 }
 
 /// Returns whether `live` includes all of `wanted`.

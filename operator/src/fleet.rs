@@ -77,7 +77,7 @@ pub(crate) struct OtherDeployments {
 
 impl OtherDeployments {
     /// Sums up `deployments`, each with its namespace, from the view of a deployment in `namespace`.
-    pub(crate) fn of<'a>(
+    pub(crate) fn sum<'a>(
         namespace: &str,
         deployments: impl IntoIterator<Item = (&'a str, FunctionCounts)>,
     ) -> Self {

@@ -306,9 +306,15 @@ async fn poll_once(ip: IpAddr, settings: PollSettings) -> (MainObservation, Opti
             return (MainObservation { last_outcome, ..MainObservation::default() }, None);
         }
     };
-    let (in_force, placement, worked, pairs) = described.map_or((None, String::new(), None, None), |is| {
-        (Some(is.in_force), is.placement, Some(is.worked), Some(is.pairs))
-    });
+    let (in_force, placement, worked, pairs) =
+        described.map_or((None, String::new(), None, None), |description| {
+            (
+                Some(description.in_force),
+                description.placement,
+                Some(description.worked),
+                Some(description.pairs),
+            )
+        });
     let is_behind = |order: &Arc<RoutingOrder>| in_force.is_some_and(|number| number < order.number);
     let Some(order) =
         settings.order.filter(|order| settings.requested_at.elapsed() < ORDER_LIFETIME && is_behind(order))

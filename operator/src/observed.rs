@@ -72,8 +72,8 @@ impl Observed {
 
     /// Returns the parsed routing table.
     pub(crate) fn table(&self, owner: &MoEDeployment) -> RoutingTable {
-        let kept = self.routing.as_ref().map(RoutingTable::from_record);
-        kept.or_else(|| legacy_records::routing(owner, self.records())).unwrap_or_default()
+        let stored = self.routing.as_ref().map(RoutingTable::from_record);
+        stored.or_else(|| legacy_records::routing(owner, self.records())).unwrap_or_default()
     }
 
     /// Returns whether a routing table is stored.
@@ -85,7 +85,7 @@ impl Observed {
     pub(crate) fn functions(&self, owner: &MoEDeployment) -> Vec<PodView> {
         let uid = owner.uid().unwrap_or_default();
         let newest = self.table(owner).newest();
-        let views = self.pods.iter().filter_map(|pod| PodView::of(pod, &uid, self.now));
+        let views = self.pods.iter().filter_map(|pod| PodView::from_pod(pod, &uid, self.now));
         let functions = views.map(|mut view| {
             if let Some(observation) =
                 self.main_observations.get(&view.uid).filter(|_| view.is_main && view.is_sound())

@@ -72,7 +72,7 @@ impl PodView {
     }
 
     /// Returns the view of `pod` at `now`; absent if it is not the pod of a function.
-    pub(crate) fn of(pod: &Pod, owner_uid: &str, now: Timestamp) -> Option<Self> {
+    pub(crate) fn from_pod(pod: &Pod, owner_uid: &str, now: Timestamp) -> Option<Self> {
         let meta = &pod.metadata;
         let component = names::label(meta, COMPONENT);
         let is_main = component == Component::Main.name();

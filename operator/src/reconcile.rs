@@ -200,7 +200,7 @@ async fn attempt(stated: &MoEDeployment, context: &Context) -> Result<Duration, 
     }
     starting.probe_only(owner, decided.diff.starting.clone());
     let refused = applied.refused.into_iter().chain(certification.issues().map(|issue| (None, issue)));
-    let status = status(&StatusInputs::of(inputs, &decided, refused.collect()));
+    let status = status(&StatusInputs::collect(inputs, &decided, refused.collect()));
     writer.report(&effects.events, &status).await?;
     certification.trust?;
     Ok(decided.diff.requeue_after.min(certification.certificates?.requeue_after))

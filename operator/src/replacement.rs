@@ -21,7 +21,7 @@ pub(super) struct Replacements {
 
 impl Replacements {
     /// Computes the replacements among `pods`, of which those of `target` are wanted, given the counts of `others`.
-    pub(super) fn of(target: &Revision, pods: &[PodView], others: OtherDeployments) -> Self {
+    pub(super) fn compute(target: &Revision, pods: &[PodView], others: OtherDeployments) -> Self {
         let is_wanted = |pod: &PodView| {
             target.functions().any(|function| {
                 function.name == pod.function

@@ -96,9 +96,9 @@ pub(crate) fn revision_hash(revision: &Revision) -> Result<String, serde_json::E
 /// # Errors
 /// A value cannot be written as JSON.
 pub(crate) fn step(input: RolloutInput<'_>) -> Result<Rollout, serde_json::Error> {
-    let Replacements { allowed, paused } = Replacements::of(input.target, input.pods, input.others);
+    let Replacements { allowed, paused } = Replacements::compute(input.target, input.pods, input.others);
     let functions: Vec<&Function> = input.target.functions().collect();
-    let next = NextGeneration::of(input)?;
+    let next = NextGeneration::compute(input)?;
     let numbers_are_known = numbers_are_known(input);
     // On a lost node, a pod stays listed forever: pods past their termination deadline are ignored.
     let existing = input.pods.iter().filter(|pod| pod.owned && pod.ends_by.is_none_or(|end| input.now < end));
@@ -170,7 +170,7 @@ struct NextGeneration<'a> {
 }
 
 impl<'a> NextGeneration<'a> {
-    fn of(input: RolloutInput<'a>) -> Result<Self, serde_json::Error> {
+    fn compute(input: RolloutInput<'a>) -> Result<Self, serde_json::Error> {
         let revision = revision_hash(input.target)?;
         let current = input.table.entries.get(&input.target.main.identity);
         let groups = input.target.remote.iter().filter_map(|function| match &function.hosted {

@@ -86,7 +86,7 @@ impl SoftStateStore {
         SoftStateView {
             load: own.map(|own| own.load.clone()).unwrap_or_default(),
             cooldown: own.map(|own| own.cooldown).unwrap_or_default(),
-            others: OtherDeployments::of(&namespace, others),
+            others: OtherDeployments::sum(&namespace, others),
             has_rollout_turn: has_rollout_turn(&all, &key, now),
         }
     }

@@ -76,7 +76,7 @@ pub(crate) struct StatusInputs<'a> {
 
 impl<'a> StatusInputs<'a> {
     /// Collects the findings of a reconcile. `refused` lists the writes that the API refused.
-    pub(crate) fn of(
+    pub(crate) fn collect(
         inputs: Inputs<'a>,
         decided: &'a Decided,
         refused: Vec<(Option<Component>, StatusIssue)>,
@@ -123,9 +123,9 @@ impl<'a> StatusInputs<'a> {
 
 /// Returns the sum of the savings that gateways report.
 fn reported_savings(observed: &Observed) -> Option<i64> {
-    let said = observed.demand.as_ref().map_or(&[][..], |demand| demand.gateways());
-    let said = said.iter().map(|entry| entry.saved).filter(|saved| *saved != 0);
-    said.reduce(i64::saturating_add)
+    let entries = observed.demand.as_ref().map_or(&[][..], |demand| demand.gateways());
+    let savings = entries.iter().map(|entry| entry.saved).filter(|saved| *saved != 0);
+    savings.reduce(i64::saturating_add)
 }
 
 /// Returns the status for `findings`.

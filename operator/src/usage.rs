@@ -228,7 +228,7 @@ pub(crate) fn is_given_up(owner: &MoEDeployment, observed: &Observed, plan: &MoE
             && elapsed(observed, since) >= MAX_WAKE_TIME
     });
     let uid = owner.uid().unwrap_or_default();
-    let mut pods = observed.pods.iter().filter_map(|pod| PodView::of(pod, &uid, observed.now));
+    let mut pods = observed.pods.iter().filter_map(|pod| PodView::from_pod(pod, &uid, observed.now));
     // Its pods have been unschedulable for long, or keep failing.
     wake_takes_long
         && pods.any(|pod| {

@@ -122,7 +122,7 @@ impl Diff {
     fn relabel(&mut self, stages: DiffInput<'_>, revision: &Revision) {
         let (name, uid) = (stages.inputs.owner.name_any(), stages.uid());
         for live in &stages.inputs.observed.pods {
-            let view = PodView::of(live, &uid, stages.inputs.observed.now);
+            let view = PodView::from_pod(live, &uid, stages.inputs.observed.now);
             let Some(view) = view.filter(|view| view.owned && view.ends_by.is_none()) else { continue };
             let function = revision.functions().find(|function| {
                 (0..function.total_replicas())

@@ -228,7 +228,7 @@ fn running(owner: &MoEDeployment, observed: &Observed) -> Option<String> {
 pub(crate) fn serving(owner: &MoEDeployment, observed: &Observed) -> Option<String> {
     let uid = owner.uid().unwrap_or_default();
     let table = observed.table(owner);
-    let views = observed.pods.iter().filter_map(|pod| PodView::of(pod, &uid, observed.now));
+    let views = observed.pods.iter().filter_map(|pod| PodView::from_pod(pod, &uid, observed.now));
     let mains: Vec<PodView> = views.filter(|pod| pod.is_main && pod.is_sound() && pod.ready).collect();
     let serves = |identity: &String| mains.iter().any(|main| main.identity == *identity);
     let entries = table.entries.into_iter().filter(|(identity, _)| serves(identity));

@@ -111,7 +111,7 @@ pub(super) struct PlanDecision {
 }
 
 impl PlanDecision {
-    fn of(state: PlanState) -> Self {
+    fn from_state(state: PlanState) -> Self {
         Self { state, new: None, events: Vec::new(), cause: None, is_fruitless: false, wake_times: None }
     }
 }
@@ -127,11 +127,11 @@ pub(super) fn carry_out(
 ) -> Result<PlanDecision, serde_json::Error> {
     let Inputs { owner, observed, .. } = inputs;
     match task {
-        Task::Done(state) => Ok(PlanDecision::of(state)),
+        Task::Done(state) => Ok(PlanDecision::from_state(state)),
         Task::Solve { planning, previous } => {
             let id = planning.request_id(previous.as_deref())?;
             match planner.request(SearchKind::Full, &id, SearchRequest::Solve { planning, previous }) {
-                PlanProgress::Underway { .. } => Ok(PlanDecision::of(PlanState::Planning)),
+                PlanProgress::Underway { .. } => Ok(PlanDecision::from_state(PlanState::Planning)),
                 PlanProgress::Done { outcome, .. } => {
                     if matches!(outcome, Err(PlanningError::Aborted(_))) {
                         // The next reconcile tries again.
@@ -139,7 +139,7 @@ pub(super) fn carry_out(
                     }
                     let solution = outcome.and_then(|plan| plan.ok_or_else(no_plan));
                     let (state, new) = plan_state(owner, solution.map(|plan| *plan))?;
-                    Ok(PlanDecision { new, ..PlanDecision::of(state) })
+                    Ok(PlanDecision { new, ..PlanDecision::from_state(state) })
                 }
             }
         }
@@ -152,7 +152,7 @@ pub(super) fn carry_out(
                 SearchRequest::Improve { planning: Box::new(planning), plan: Box::new(plan.clone()) };
             match planner.request(SearchKind::Full, &hash, request) {
                 PlanProgress::Underway { .. } => {
-                    Ok(PlanDecision::of(PlanState::Planned { hash, plan: Box::new(plan) }))
+                    Ok(PlanDecision::from_state(PlanState::Planned { hash, plan: Box::new(plan) }))
                 }
                 PlanProgress::Done { outcome, .. } => {
                     let better = better_or_none(outcome, &hash);
@@ -163,7 +163,7 @@ pub(super) fn carry_out(
                     let (state, new, event) = replacement(owner, (hash, plan, cause), better)?;
                     let events = event.into_iter().collect();
                     let cause = (!is_fruitless).then_some(cause);
-                    Ok(PlanDecision { new, events, cause, is_fruitless, ..PlanDecision::of(state) })
+                    Ok(PlanDecision { new, events, cause, is_fruitless, ..PlanDecision::from_state(state) })
                 }
             }
         }
@@ -281,9 +281,9 @@ fn wake(
             Some(sized) => {
                 let (new, object) = plan_object(owner, sized)?;
                 let state = PlanState::Planned { hash: new, plan: Box::new(object.spec.clone()) };
-                PlanDecision { new: Some(object), ..PlanDecision::of(state) }
+                PlanDecision { new: Some(object), ..PlanDecision::from_state(state) }
             }
-            None => PlanDecision::of(PlanState::Planned { hash, plan: Box::new(plan) }),
+            None => PlanDecision::from_state(PlanState::Planned { hash, plan: Box::new(plan) }),
         },
         PlanProgress::Done { outcome, elapsed } => {
             // If a gateway wrote meanwhile, the wake is decided again, and its plan may be ready by now.
@@ -314,7 +314,9 @@ fn wake_result(
     let Inputs { owner, observed, environment, .. } = inputs;
     let cause = better.as_ref().map(|_| MixOf::Waiting);
     let (state, new, replanned) = replacement(owner, (hash.clone(), plan, MixOf::Waiting), better)?;
-    let PlanState::Planned { hash: running_hash, plan } = &state else { return Ok(PlanDecision::of(state)) };
+    let PlanState::Planned { hash: running_hash, plan } = &state else {
+        return Ok(PlanDecision::from_state(state));
+    };
     let verb = if new.is_some() { "replaces" } else { "stays" };
     let before = if new.is_some() { format!(" {hash}") } else { String::new() };
     let note = format!(
@@ -336,7 +338,7 @@ fn wake_result(
         partition_us: microseconds(partition_time),
         ..WakePlanning::default()
     };
-    Ok(PlanDecision { new, events, cause, wake_times: Some(wake_times), ..PlanDecision::of(state) })
+    Ok(PlanDecision { new, events, cause, wake_times: Some(wake_times), ..PlanDecision::from_state(state) })
 }
 
 /// Describes how the expected work of `plan` is distributed over its remote functions; absent if the expert usage is

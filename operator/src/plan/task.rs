@@ -124,7 +124,7 @@ pub(super) fn task(inputs: Inputs<'_>, resolved: &Resolved, wake_plan: Option<&W
         // No new search in the reconcile that gives a plan up.
         let cause = due_replan(inputs, plan, &made_hash, hash.as_deref()).filter(|_| given_up.is_empty());
         let observed_usage =
-            cause.and_then(|of| Some((of, observed_usage(owner, observed, model, of, revision)?)));
+            cause.and_then(|cause| Some((cause, observed_usage(owner, observed, model, cause, revision)?)));
         let improvement =
             observed_usage.map(|(cause, observed_usage)| (cause, planning.expecting(observed_usage)));
         return match improvement {

@@ -39,7 +39,7 @@ pub(crate) struct HardwareMeasurement {
 }
 
 impl HardwareResolution {
-    pub(super) fn of(
+    pub(super) fn resolve(
         owner: &MoEDeployment,
         facts: &ModelFacts,
         records: Records<'_>,
@@ -70,7 +70,7 @@ impl HardwareResolution {
             Device::Cuda => Profile::prior_on_gpu(&model, dtype.name()),
         };
         let profile = Ok(KnownProfile { profile, source: ProfileSource::Prior });
-        let measurement = Some(HardwareMeasurement::of(owner, &source, records));
+        let measurement = Some(HardwareMeasurement::observe(owner, &source, records));
         Ok(Self { measurement, ..Self::known(subject, source, profile) })
     }
 
@@ -81,7 +81,7 @@ impl HardwareResolution {
 }
 
 impl HardwareMeasurement {
-    fn of(owner: &MoEDeployment, pod_place: &str, records: Records<'_>) -> Self {
+    fn observe(owner: &MoEDeployment, pod_place: &str, records: Records<'_>) -> Self {
         let uid = owner.uid().unwrap_or_default();
         let one_shot = match one_shot(records.pods, &uid, pod_place, "ProfilerFailed", records.now) {
             OneShotState::Start { incarnation, after: Some(issue) } if incarnation >= ATTEMPTS => {

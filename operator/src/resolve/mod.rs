@@ -23,7 +23,8 @@ pub(crate) struct Resolved {
 /// A value cannot be written as JSON.
 pub(crate) fn resolve(inputs: Inputs<'_>) -> Result<Resolved, serde_json::Error> {
     let (owner, records) = (inputs.owner, inputs.observed.records());
-    let model = ModelResolution::of(owner, records)?;
-    let hardware = model.facts().map(|facts| HardwareResolution::of(owner, facts, records)).transpose()?;
+    let model = ModelResolution::resolve(owner, records)?;
+    let hardware =
+        model.facts().map(|facts| HardwareResolution::resolve(owner, facts, records)).transpose()?;
     Ok(Resolved { model, hardware })
 }

@@ -21,7 +21,7 @@ pub(crate) struct ModelResolution {
 }
 
 impl ModelResolution {
-    pub(super) fn of(owner: &MoEDeployment, records: Records<'_>) -> Result<Self, serde_json::Error> {
+    pub(super) fn resolve(owner: &MoEDeployment, records: Records<'_>) -> Result<Self, serde_json::Error> {
         let subject = subject_of(owner)?;
         let pod_place = inspector_pod_place(&owner.name_any(), &subject);
         let uid = owner.uid().unwrap_or_default();

@@ -29,7 +29,7 @@ pub fn run(data: &[u8]) {
     as_read(&mut world);
     let (_, steps, stated) = world.look_and_state();
     check(&world, &steps, &stated);
-    let others = OtherDeployments::of("theirs", [("spoiled", world.function_counts)]);
+    let others = OtherDeployments::sum("theirs", [("spoiled", world.function_counts)]);
     let lost = dice.below(neighbour.observed.pods.len());
     is_healed(neighbour, lost, &world.observed.pods, others);
 }

@@ -215,7 +215,7 @@ impl World {
             main_certificate_ready: true,
         };
         let decided = decide(inputs, &mut self.planner).unwrap();
-        let stated = status(&StatusInputs::of(inputs, &decided, Vec::new()));
+        let stated = status(&StatusInputs::collect(inputs, &decided, Vec::new()));
         let SoftStateUpdate { load, cooldown, function_counts, .. } = decided.soft_state_update();
         let Decided { planned, scaled, manifests, diff, .. } = decided;
         self.soft_state = SoftStateView { load, cooldown, ..self.soft_state.clone() };

@@ -31,7 +31,7 @@ fn unready(seconds: i64, fields: Value) -> PodView {
         status[key] = value.clone();
     }
     pod.status = Some(serde_json::from_value(status).unwrap());
-    PodView::of(&pod, "uid-1", now()).unwrap()
+    PodView::from_pod(&pod, "uid-1", now()).unwrap()
 }
 
 fn container(started: bool, state: Value) -> Value {

@@ -637,7 +637,7 @@ fn functions_of_many_silent_deployments_are_not_replaced() {
 
 /// Returns the state of deployments in other namespaces than the world's own.
 fn elsewhere(silences: &[(&str, FunctionCounts)]) -> OtherDeployments {
-    OtherDeployments::of("default", silences.iter().copied())
+    OtherDeployments::sum("default", silences.iter().copied())
 }
 
 /// The way to the nodes is cut, and each tenant has one small deployment.
@@ -673,14 +673,14 @@ fn failures_in_one_namespace_delay_no_other_namespace() {
         let steps = world.steps();
         assert_eq!((steps.create.len(), &steps.paused), (1, &None), "{others:?}");
         // Of its own namespace it is not left alone by them.
-        world.others = OtherDeployments::of("tenant", others);
+        world.others = OtherDeployments::sum("tenant", others);
         assert_eq!(world.steps().create.len(), 0, "{others:?}");
     }
     // Nor do many tenants together, each of which has what it may have; but no more than one is left then.
     let tenants: Vec<String> = (0..40).map(|number| format!("tenant-{number}")).collect();
     let one = FunctionCounts { functions: 1, unready: 0, replacing: 1 };
     function_counts(&mut world, &[0, 1]);
-    world.others = OtherDeployments::of("default", tenants.iter().map(|tenant| (tenant.as_str(), one)));
+    world.others = OtherDeployments::sum("default", tenants.iter().map(|tenant| (tenant.as_str(), one)));
     let steps = world.steps();
     assert_eq!(steps.create.len(), 1);
     world.act(&steps, usize::MAX);

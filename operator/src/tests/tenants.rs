@@ -173,7 +173,7 @@ fn corrupt_objects_are_reconciled_and_others_healed_meanwhile() {
         as_read(&mut world);
         let (_, steps, stated) = world.look_and_state();
         check(&world, &steps, &stated);
-        let others = OtherDeployments::of("theirs", [("spoiled", world.function_counts)]);
+        let others = OtherDeployments::sum("theirs", [("spoiled", world.function_counts)]);
         is_healed(&neighbour, looks % functions, &world.observed.pods, others);
         looks += 1;
     }
