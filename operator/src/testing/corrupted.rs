@@ -1,5 +1,5 @@
-//! Everything that a tenant can write, written by one who means harm, and what must hold whatever it is. Tests throw dice; a
-//! fuzz target (`crates/remoe-fuzz-harness/src/tenant.rs`) has a fuzzer choose.
+//! Everything that a hostile tenant can write, and the invariants that must hold. Tests choose randomly; a fuzz
+//! target (`crates/remoe-fuzz-harness/src/tenant.rs`) lets a fuzzer choose.
 
 use crate::diff::Diff;
 use crate::fleet::OtherDeployments;
@@ -29,18 +29,18 @@ use serde_json::{Value, json};
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-/// Objects that are spoiled for one look, at most.
+/// Maximum corrupted objects per reconcile.
 pub const AT_ONCE: usize = 12;
-/// Figures that a tenant supplies.
+/// Profile that a tenant supplies.
 const FIGURES: &str = "figures";
-/// Characters that a condition of the status has at most.
+/// Maximum characters of a condition's message.
 const MESSAGE: usize = 1024;
 
-/// Source of choices: the same choices make the same tenant.
+/// Source of choices; the same choices make the same tenant.
 pub enum SeededChoices<'a> {
-    /// Numbers in a fixed order that looks like none (splitmix64).
+    /// Pseudo-random numbers (splitmix64).
     Thrown(u64),
-    /// Bytes from a caller, two for each choice; the first choice where there are no more.
+    /// Bytes from a caller, two per choice; the first choice when they run out.
     #[allow(dead_code, reason = "a fuzzer chooses, tests throw")]
     Told(&'a [u8]),
 }
@@ -63,7 +63,7 @@ impl SeededChoices<'_> {
         number % bound.max(1)
     }
 
-    /// A text that is written by hand.
+    /// Returns a handwritten text.
     fn text(&mut self) -> String {
         let length = self.below(64);
         match self {
@@ -102,7 +102,7 @@ impl SeededChoices<'_> {
         }
     }
 
-    /// The limits of what numbers can be.
+    /// Numbers at their limits.
     fn number(&mut self) -> Value {
         match self.below(12) {
             0..=2 => json!(u32::MAX),
@@ -118,7 +118,7 @@ impl SeededChoices<'_> {
         }
     }
 
-    /// Spoils one leaf or branch of `value`.
+    /// Corrupts one leaf or branch of `value`.
     fn spoil(&mut self, value: &mut Value) {
         match value {
             Value::Object(map) if !map.is_empty() && self.below(8) > 0 => {
@@ -137,20 +137,20 @@ impl SeededChoices<'_> {
                     _ => self.spoil(&mut list[index]),
                 }
             }
-            // A value within a value: what records and ConfigMaps hold.
+            // JSON nested in a string, as in records and ConfigMaps.
             Value::String(text) if text.starts_with('{') && self.below(4) > 0 => {
                 let Ok(mut inner) = serde_json::from_str(text) else { return *value = self.value() };
                 self.spoil(&mut inner);
                 *text = inner.to_string();
             }
-            // Another number is taken where anything else is refused.
+            // Only another number is accepted there.
             Value::Number(_) if self.below(4) > 0 => *value = self.number(),
             other => *other = self.value(),
         }
     }
 
-    /// Returns `object` as another writer might have spoiled it, where the API takes it: what fits its types. Name,
-    /// namespace and uid are the API server's.
+    /// Returns a corrupted `object` that the API accepts, that is, one that fits its types. Name, namespace and UID
+    /// are the API server's.
     pub fn corrupted<K>(&mut self, object: &K) -> Option<K>
     where
         K: Resource<DynamicType = ()> + serde::Serialize + DeserializeOwned,
@@ -169,7 +169,7 @@ impl SeededChoices<'_> {
         Some(corrupted)
     }
 
-    /// Spoils one of `list`, or a copy of one beside it. Returns whether it did.
+    /// Corrupts one of `list`, or adds a corrupted copy of one. Returns whether it did.
     pub fn spoil_one<K>(&mut self, list: &mut Vec<K>) -> bool
     where
         K: Resource<DynamicType = ()> + serde::Serialize + DeserializeOwned,
@@ -215,19 +215,19 @@ impl SeededChoices<'_> {
         is_spoiled
     }
 
-    /// The deployment itself: what it is to be, what people note on it, and what the operator said of it.
+    /// The deployment itself: its spec, annotations and status.
     fn spoil_owner(&mut self, owner: &mut MoEDeployment) -> bool {
         let mut noted = owner.clone();
         let annotations = noted.annotations_mut();
         annotations.entry(RESTARTED_AT.to_owned()).or_insert_with(|| "2026-01-01T00:00:00Z".to_owned());
         let Some(mut corrupted) = self.corrupted(&noted) else { return false };
-        // As it was checked when it was made.
+        // As validated at its creation.
         corrupted.metadata.generation = owner.metadata.generation;
         *owner = corrupted;
         true
     }
 
-    /// Makes up anything as the report of a main function.
+    /// Makes up an arbitrary report of a main function.
     fn saying(&mut self, observation: &mut MainObservation) {
         let number = [0, 1, 7, MAX_GENERATION - 1, MAX_GENERATION, u64::MAX][self.below(6)];
         let address = ["10.0.0.1:9001", "10.0.0.2:9001", ":", "\u{0}"][self.below(4)];
@@ -248,7 +248,7 @@ impl SeededChoices<'_> {
         };
     }
 
-    /// Returns output of helpers: the right one, spoiled, or anything.
+    /// Returns output of one-shot pods: correct, corrupted, or arbitrary.
     fn printed(&mut self, world: &World) -> String {
         let facts = serde_json::to_value(&world.facts).unwrap();
         let profile = serde_json::to_value(Profile::prior(&world.facts.inspection, "bfloat16")).unwrap();
@@ -262,7 +262,7 @@ impl SeededChoices<'_> {
         }
     }
 
-    /// Spoils one object, or one report. Returns if the API would take it.
+    /// Corrupts one object or one report. Returns whether the API would accept it.
     pub fn spoil_world(&mut self, world: &mut World) -> bool {
         let printed = self.printed(world);
         let there = &mut world.observed;
@@ -280,7 +280,7 @@ impl SeededChoices<'_> {
             18 | 19 => self.spoil_owner(&mut world.owner),
             20 => {
                 world.printed = Some(printed);
-                // They are asked.
+                // They are polled.
                 there.model = None;
                 there.details.profiles.values_mut().for_each(|profile| *profile = None);
                 true
@@ -295,10 +295,10 @@ impl SeededChoices<'_> {
     }
 }
 
-/// Position of the tenant whose functions may sleep. The next one is that tenant with functions that always run.
+/// Index of the tenant whose functions may sleep. The next one is the same tenant with functions that always run.
 pub const SLEEPING: usize = 3;
 
-/// Deployments as tenants have them, settled, in which everything is that they can consist of.
+/// Returns settled deployments of tenants that contain every kind of object.
 pub fn tenants() -> Vec<World> {
     let sleeps = json!({
         "scaling": {"min": 0, "max": 4, "idleWindow": "20s", "remoteIdleWindow": "30s", "remote": {"max": 3, "memoryMB": 100_000}},
@@ -372,7 +372,7 @@ pub fn tenants() -> Vec<World> {
     all
 }
 
-/// Drops the objects that the operator would not read: those with other labels, and records and plans of another owner.
+/// Drops objects that the operator would not read: those with other labels, and foreign records and plans.
 pub fn as_read(world: &mut World) {
     fn listed<K: Resource>(object: &K) -> bool {
         label(object.meta(), DEPLOYMENT) == "demo"
@@ -395,7 +395,7 @@ fn newest(observed: &Observed) -> u64 {
     observed.routing.as_ref().map(RoutingTable::from_record).unwrap_or_default().newest()
 }
 
-/// Checks that the object is the deployment's own, by its name and as it was read.
+/// Checks that the object belongs to the deployment, by its name and as it was read.
 fn check_kept<K: Resource<DynamicType = ()>>(keep: &DesiredObject<K>) {
     let name = keep.wanted.name_any();
     let is_ours = |owner: &OwnerReference| owner.controller == Some(true) && owner.uid == "uid-1";
@@ -405,7 +405,7 @@ fn check_kept<K: Resource<DynamicType = ()>>(keep: &DesiredObject<K>) {
     assert!(keep.live.iter().all(|live| live.owner_references().iter().any(is_ours)), "{name}");
 }
 
-/// Checks that all writes are within the deployment's own objects, and that all conversations are with its own pods.
+/// Checks that all writes concern only the deployment's own objects, and that only its own pods are polled.
 pub fn check(world: &World, steps: &Diff, stated: &MoEDeploymentStatus) {
     let observed = &world.observed;
     let mut created = BTreeSet::new();
@@ -446,7 +446,7 @@ pub fn check(world: &World, steps: &Diff, stated: &MoEDeploymentStatus) {
             Write::DeletePlan(name, _) => {
                 assert!(observed.plans.iter().any(|plan| plan.name_any() == *name), "{name}");
             }
-            // What belongs to several deployments, or was there.
+            // Objects shared by several deployments, or that existed before.
             Write::Profile(record) | Write::Share(record) => {
                 assert!(record.name_any().starts_with("remoe-profile-"), "{}", record.name_any());
             }
@@ -462,18 +462,17 @@ pub fn check(world: &World, steps: &Diff, stated: &MoEDeploymentStatus) {
     }
 }
 
-/// Checks that the deployment of another tenant, which loses `lost`, is healed while pods of `has_uncertified` are there under
-/// its labels.
-pub fn is_healed(neighbour: &World, lost: usize, has_uncertified: &[Pod], others: OtherDeployments) {
+/// Checks that another tenant's deployment, which loses `lost`, is healed despite pods of `foreign` under its labels.
+pub fn is_healed(neighbour: &World, lost: usize, foreign: &[Pod], others: OtherDeployments) {
     let mut world = neighbour.clone();
     world.soft_state.others = others;
     let lost = world.observed.pods.remove(lost);
     let place = |pod: &Pod| PodName::parse(&pod.name_any()).unwrap().place;
     let mut next = PodName::parse(&lost.name_any()).unwrap().incarnation;
     let ours: Vec<Pod> = world.observed.pods.clone();
-    for (index, stolen) in has_uncertified.iter().enumerate().filter(|(_, pod)| !is_owned_by(*pod, "uid-2")) {
+    for (index, stolen) in foreign.iter().enumerate().filter(|(_, pod)| !is_owned_by(*pod, "uid-2")) {
         let mut stolen = stolen.clone();
-        // Names of what is to come, labels of what is there.
+        // Names of new objects, labels of existing ones.
         next += 1;
         stolen.metadata.name = Some(format!("{}-{next}", place(&lost)));
         stolen.metadata.uid = Some(format!("stolen-{index}"));

@@ -1,4 +1,4 @@
-//! A cluster in memory, deployments and what a tenant may write, for the tests and the fuzz target `tenant`.
+//! Cluster in memory, example deployments and hostile tenants, for the tests and the fuzz target `tenant`.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, missing_docs, unreachable_pub)]
 
 pub(crate) mod corrupted;

@@ -1,5 +1,4 @@
-//! A cluster in memory for the whole line, from what is observed to what is written: nodes that do what they
-//! should, an inspector, a profiler and main functions that answer.
+//! Cluster in memory for whole reconciles: nodes that work, an inspector, a profiler and main functions that answer.
 
 use crate::decide::{Decided, decide};
 use crate::diff::Diff;
@@ -32,7 +31,7 @@ use serde_json::{Value, json};
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-/// More looks than anything here takes.
+/// Maximum reconciles.
 const ENOUGH: usize = 60;
 
 #[derive(Clone)]
@@ -42,38 +41,38 @@ pub struct World {
     pub environment: OperatorEnvironment,
     /// Facts that an inspector finds.
     pub facts: ModelFacts,
-    /// Output of inspectors and profilers instead, where another program poses as them.
+    /// Output of inspectors and profilers that other programs forged.
     pub printed: Option<String>,
     /// Prefix of the addresses of pods.
     pub network: &'static str,
     /// Soft state of the operator.
     pub soft_state: SoftStateView,
-    /// Functions that are not ready, as the last look counted them.
+    /// Function counts of the last reconcile.
     pub function_counts: FunctionCounts,
-    /// Remote functions that sleep, as the last look decided.
+    /// State of sleeping remote functions after the last reconcile.
     pub groups: Groups,
-    /// Makes plans.
+    /// Planner.
     pub planner: Immediate,
-    /// Objects that the next reconcile sees instead of the present ones, where it is given old lists.
+    /// Stale objects that the next reconcile sees instead of the current ones.
     pub stale: Option<Observed>,
-    /// Set if a reconcile was given old lists.
+    /// Set if a reconcile saw stale lists.
     stale_seen: bool,
     uids: u32,
 }
 
-/// Makes plans at once, unless it is slow.
+/// Planner that makes plans immediately, unless it is slow.
 #[derive(Clone, Default)]
 pub struct Immediate {
-    /// Plans for wakes take this long, and are there once they are told to be.
+    /// Set to delay plans for wakes until they are completed explicitly.
     pub slow: Option<Duration>,
     pub(crate) wake: Option<WakePlan>,
     pub(crate) asked: Option<(u64, crate::planning_pool::PlanOutcome)>,
-    /// Changes by the plans that follow requests while functions serve, in their order.
+    /// Changes made by plans for answered requests, in order.
     pub changes: Vec<PlanChange>,
 }
 
 impl Immediate {
-    /// The plan for the wake is observed.
+    /// Completes the plan for the wake.
     pub fn arrive(&mut self) {
         let (wake, outcome) = self.asked.take().unwrap();
         let elapsed = self.slow.unwrap_or_default();
@@ -82,7 +81,7 @@ impl Immediate {
 }
 
 impl Immediate {
-    /// The plan for the wake has been awaited for this long.
+    /// Sets the time for which the wake's plan has been awaited.
     pub fn wait(&mut self, elapsed: Duration) {
         if let Some(wake) = &mut self.wake {
             wake.progress = PlanProgress::Underway { elapsed };
@@ -126,10 +125,10 @@ impl Planner for Immediate {
     fn forget(&mut self, _lane: SearchKind) {}
 }
 
-/// Failure of a write on a bad day of the API server.
+/// Fault of a write to the API server.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum WriteFault {
-    /// 409, 429 or 500: it is not made.
+    /// 409, 429 or 500: the write is not made.
     Refused,
     /// 504: the write is made, but the answer is lost.
     Lost,
@@ -155,7 +154,7 @@ impl World {
         }
     }
 
-    /// One whose operator has gateways.
+    /// Returns a world whose operator has gateways.
     pub fn with_gateways(spec: Value, gateways: &[&str]) -> Self {
         let mut world = Self::new(spec);
         world.environment.gateway = Some(gateway_service("gateway"));
@@ -164,12 +163,12 @@ impl World {
         world
     }
 
-    /// Returns the object by which gateways and the operator inform each other.
+    /// Returns the demand object.
     pub fn demand(&self) -> &MoEDemand {
         self.observed.demand.as_ref().unwrap()
     }
 
-    /// The gateway of this entry writes it.
+    /// Writes the entry of a gateway.
     pub fn say(&mut self, entry: GatewayDemand) {
         self.uids += 1;
         let demand = self.observed.demand.as_mut().unwrap();
@@ -185,7 +184,7 @@ impl World {
         (planned, steps)
     }
 
-    /// Returns the decisions of one reconcile, and the status that it states.
+    /// Returns the decisions of one reconcile, and its status.
     pub fn look_and_state(&mut self) -> (PlanStage, Diff, MoEDeploymentStatus) {
         self.stale_seen |= self.stale.is_some();
         let owner = &self.environment.policy.priced(&self.owner).into_owned();
@@ -220,11 +219,11 @@ impl World {
         let Decided { planned, scaled, manifests, diff, .. } = decided;
         self.soft_state = SoftStateView { load, cooldown, ..self.soft_state.clone() };
         (self.function_counts, self.groups) = (function_counts, scaled.groups);
-        // Its functions as they are scaled.
+        // Returns its functions at their scale.
         (PlanStage { target: manifests.target, ..planned }, diff, stated)
     }
 
-    /// Returns the log of a pod that ended.
+    /// Returns the log of a completed pod.
     fn log(&self, pod: &str) -> Result<String, String> {
         if let Some(printed) = &self.printed {
             return Ok(printed.clone());
@@ -238,13 +237,13 @@ impl World {
         })
     }
 
-    /// Makes the first `most` writes; the operator is killed after them. Returns how many were made.
+    /// Makes the first `most` writes; then the operator is killed. Returns the number of writes.
     pub fn write(&mut self, steps: &Diff, most: usize) -> usize {
         self.write_as(steps, most, |_| None)
     }
 
-    /// As [`Self::write`], with each write answered as `answer` says; writes after one that is not made, or seems not
-    /// to be, are left for the next reconcile.
+    /// Makes writes with faults from `answer`; see [`Self::write`]. Writes after one that fails, or seems to fail,
+    /// are left for the next reconcile.
     pub fn write_as(
         &mut self,
         steps: &Diff,
@@ -278,7 +277,7 @@ impl World {
         count
     }
 
-    /// Makes one write; false where what is there is no longer what was read.
+    /// Makes one write. Returns false if the object changed since it was read.
     fn store(&mut self, write: &Write) -> bool {
         self.uids += 1;
         let uid = format!("object-{}", self.uids);
@@ -319,7 +318,7 @@ impl World {
                 demand.metadata.resource_version = Some(uid);
                 observed.demand = Some(demand);
             }
-            // Named by its content: it is this one.
+            // Plans are named by their content: it is equal.
             Write::Plan(plan) if observed.plans.iter().any(|known| known.name_any() == plan.name_any()) => {}
             Write::Plan(plan) => {
                 let mut plan = plan.as_ref().clone();
@@ -334,7 +333,7 @@ impl World {
                 let mut pod = creation.pod.as_ref().clone();
                 let taken = observed.pods.iter_mut().find(|known| known.name_any() == pod.name_any());
                 if let Some(taken) = taken {
-                    // Only who sees old lists makes what is observed. It gets the labels back by which it is found.
+                    // Only an operator with stale lists creates an existing pod. Its labels are restored.
                     assert!(self.stale_seen, "a name is taken");
                     taken.metadata.labels.clone_from(&pod.metadata.labels);
                     return true;
@@ -375,7 +374,7 @@ impl World {
         }
     }
 
-    /// Looks until nothing is left to do. Returns how many writes that took.
+    /// Reconciles until the deployment is settled. Returns the number of writes.
     pub fn settle(&mut self) -> usize {
         let mut writes = 0;
         for _ in 0..ENOUGH {
@@ -393,7 +392,7 @@ impl World {
         );
     }
 
-    /// Everything that was recorded is as the release before records kept it: in ConfigMaps.
+    /// Converts all records to ConfigMaps of the previous release.
     pub fn keep_in_config_maps(&mut self) {
         let facts = self.observed.model.take().unwrap();
         let routing = self.observed.routing.take().unwrap();
@@ -428,7 +427,7 @@ impl World {
         });
     }
 
-    /// Everything that belongs to the deployment, less what differs from one life of an object to the next.
+    /// Returns all objects of the deployment, without values that differ between lifetimes.
     pub fn objects(&self) -> BTreeMap<String, Value> {
         fn of<K: Resource<DynamicType = ()> + serde::Serialize>(list: &[K]) -> Vec<Value> {
             let named = |object: &K| {
@@ -454,7 +453,7 @@ impl World {
             of(&observed.budgets),
         ];
         let objects = lists.into_iter().chain([of(&observed.plans), of(&records)]).flatten();
-        // Incarnations, the addresses that pods have for their lives, and numbers that only grow.
+        // Incarnations, pod addresses, and growing numbers.
         let mut lives: Vec<(String, String)> = Vec::new();
         for pod in &observed.pods {
             let name = pod.name_any();
@@ -490,7 +489,7 @@ impl World {
         all
     }
 
-    /// Names of everything there is, pods without their incarnations.
+    /// Returns the names of all objects, pods without incarnations.
     pub fn names(&self) -> BTreeSet<String> {
         fn of<K: Resource<DynamicType = ()>>(list: &[K]) -> Vec<String> {
             list.iter().map(|object| format!("{} {}", K::kind(&()), object.name_any())).collect()

@@ -1,4 +1,4 @@
-//! Accounts: the cost that main functions are told to expect of requests.
+//! Accounts: the expected cost of requests, as main functions receive it.
 
 use crate::planning::account;
 use crate::testing::example::{built, deployment, facts, plan, plan_of_groups, planning, prior};
@@ -7,7 +7,7 @@ use remoe_api::{MoEDeployment, MoEPlanSpec};
 use remoe_planner::{Budget, PlanAccount, PlanDraft, evaluate};
 use serde_json::{Value, json};
 
-/// Equal but for the last digit of numbers, which reading them may change.
+/// Equal except for the last digit of numbers, which parsing may change.
 fn alike(one: &Value, other: &Value) -> bool {
     match (one, other) {
         (Value::Object(one), Value::Object(other)) => {
@@ -29,7 +29,7 @@ fn read(plan: &MoEPlanSpec) -> PlanAccount {
     PlanAccount::from_json(&account(plan).unwrap().unwrap()).unwrap()
 }
 
-/// As a main function computes it of a request of the typical lengths, and as the plan says.
+/// A main function computes the plan's figures for a request of typical lengths.
 #[test]
 fn main_functions_expect_what_the_plan_does() {
     let owner = deployment(json!({}));
@@ -42,8 +42,7 @@ fn main_functions_expect_what_the_plan_does() {
     assert!(close(expected.tpot_seconds, plan.numbers.times.tpot_seconds), "{expected:?} {plan:?}");
 }
 
-/// After a restart the operator knows of a plan what its object says, also when the spec asks for something
-/// else by now.
+/// After a restart the operator knows a plan only from its object, even if the spec has changed.
 #[test]
 fn an_account_follows_from_the_stored_plan_alone() {
     let cpu = json!({"min": 250, "max": 4000, "step": 250});
@@ -84,13 +83,13 @@ fn a_plan_that_says_nothing_or_nonsense_has_no_account() {
     assert!(corrupted(|basis| basis["model"]["moe_layers"] = json!([])).is_err());
     assert!(corrupted(|basis| basis["profile"]["version"] = json!(0)).is_err());
     assert!(corrupted(|basis| basis["wishes"]["request"]["input_tokens"] = json!(-1.0)).is_err());
-    // Layers that the plan has and the model has not.
+    // Layers that the model lacks.
     assert!(corrupted(|basis| basis["model"]["moe_layers"] = json!([0, 1, 2])).is_err());
     let has_uncertified = MoEPlanSpec { groups: vec![plan.groups[0].clone(); 2], ..plan.clone() };
     assert!(account(&has_uncertified).unwrap_err().to_string().contains("another group hosts"));
 }
 
-/// The kept basis is small, also for a model of 61 layers with 256 experts each.
+/// The stored basis is small, even for a model of 61 layers with 256 experts each.
 #[test]
 fn what_is_kept_of_a_large_model_is_small() {
     let mut large = facts();
@@ -109,7 +108,7 @@ fn what_is_kept_of_a_large_model_is_small() {
     assert!(kept < 16 << 10 && told < 4 << 20, "{kept} bytes kept, {told} told");
 }
 
-/// An account is no reason to tell anybody anything: it follows from the plan, which is in the generation.
+/// A new account alone pushes no generation: it follows from the plan, which the generation names.
 #[test]
 fn a_generation_that_stands_is_told_once() {
     let owner = deployment(json!({}));

@@ -1,4 +1,4 @@
-//! The pure step for pods in the scenes that it shares with processes.
+//! Pure step for pods, in the scenarios shared with processes.
 
 use crate::fleet::OtherDeployments;
 use crate::manifests::{Function, Revision};
@@ -14,12 +14,12 @@ use remoe_proto::format_listing;
 use remoe_test_support::scenes::{FunctionCondition, InForce, RolloutScenario, SCENES, decided, place};
 use serde_json::json;
 
-/// When the scenes are.
+/// Time of the scenarios.
 fn now() -> Timestamp {
     "2026-01-01T12:00:00Z".parse().unwrap()
 }
 
-/// Returns the revision that is to run: a function for each group.
+/// Returns the desired revision: one function per group.
 fn revision(scene: &RolloutScenario) -> Revision {
     let groups = u32::try_from(scene.groups.len()).unwrap();
     let owner = match groups {
@@ -35,7 +35,7 @@ fn revision(scene: &RolloutScenario) -> Revision {
     revision
 }
 
-/// The function of `id`, and which of its replicas; none: it is of an earlier placement.
+/// Returns the function of `id` and its replica; absent for an earlier placement.
 fn function<'a>(revision: &'a Revision, id: &str) -> Option<(&'a Function, u32)> {
     let (place, _) = place(id);
     match place.split_once('.') {
@@ -81,12 +81,12 @@ fn pod(revision: &Revision, id: &str, is: FunctionCondition) -> PodView {
     }
 }
 
-/// Where the function is reached.
+/// Returns the address of the function.
 fn address(id: &str) -> String {
     format!("10.0.0.{}", id.bytes().map(u32::from).sum::<u32>() % 250)
 }
 
-/// Returns the generation that main functions were told.
+/// Returns the pushed generation.
 fn in_force(scene: &RolloutScenario, revision: &Revision) -> Option<Generation> {
     let (hash, endpoints) = match scene.in_force {
         InForce::Nothing => return None,

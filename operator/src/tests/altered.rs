@@ -1,4 +1,4 @@
-//! Pods of functions that others changed.
+//! Pods of functions that other writers altered.
 
 use crate::diff::Diff;
 use crate::names::{FUNCTION, MAIN, label};
@@ -11,7 +11,7 @@ use kube::ResourceExt;
 use remoe_api::ConditionType;
 use serde_json::{Value, json};
 
-/// A change of the spec of a pod.
+/// Change of a pod's spec.
 type PodChange = fn(&mut PodSpec);
 
 fn settled() -> World {
@@ -31,7 +31,7 @@ fn container(spec: &mut PodSpec) -> &mut Container {
     &mut spec.containers[0]
 }
 
-/// The pod has been started again so often.
+/// Sets the restart count.
 fn restarted(pod: &mut Pod, times: u32) {
     let mut status = serde_json::to_value(&pod.status).unwrap();
     status["containerStatuses"] = json!([{
@@ -41,7 +41,7 @@ fn restarted(pod: &mut Pod, times: u32) {
     pod.status = serde_json::from_value(status).unwrap();
 }
 
-/// Names of the pods that are made, and whether a warning says why.
+/// Returns the names of created pods, and whether a warning gives the reason.
 fn replaced(steps: &Diff) -> (usize, bool) {
     let made = steps.writes.iter().filter(|write| matches!(write, Write::Create(_))).count();
     let said = steps.events_after(usize::MAX);
@@ -49,10 +49,10 @@ fn replaced(steps: &Diff) -> (usize, bool) {
     (made, told)
 }
 
-/// A look after `change` of the spec of the main function.
+/// Reconciles after `change` of the main function's spec.
 fn after(change: impl FnOnce(&mut PodSpec)) -> (usize, bool) {
     let mut world = settled();
-    // The API server and a node have filled in.
+    // The API server and a node filled in defaults.
     let pod = main_pod(&mut world);
     restarted(pod, 0);
     change(pod.spec.as_mut().unwrap());
@@ -108,7 +108,7 @@ fn what_admission_adds_is_no_alteration() {
         spec.service_account_name = Some("default".to_owned());
         spec.priority = Some(7);
         for volume in spec.volumes.iter_mut().flatten() {
-            // As a pod of an earlier version has it, and as the API server leaves it.
+            // As in a pod of an earlier version, and as the API server drops it.
             volume.empty_dir.iter_mut().for_each(|folder| folder.size_limit = None);
             volume.secret.iter_mut().for_each(|secret| secret.default_mode = Some(420));
         }
@@ -172,7 +172,7 @@ fn altered_main_function_gets_no_requests() {
     assert_eq!(world.demand().spec.mains.len(), 1);
 }
 
-/// Rewrites every pod as admission of the cluster would when it is created.
+/// Rewrites every pod as admission would at its creation.
 fn rewrite(world: &mut World) {
     for pod in &mut world.observed.pods {
         let spec = pod.spec.as_mut().unwrap();
@@ -180,7 +180,7 @@ fn rewrite(world: &mut World) {
     }
 }
 
-/// Looks, writes and lets time pass until pauses between replacements are over, many times. Returns pods that were made.
+/// Reconciles repeatedly, past the pauses between replacements. Returns the created pods.
 fn let_admission_rewrite(world: &mut World) -> usize {
     let mut made = 0;
     for _ in 0..60 {
@@ -213,7 +213,7 @@ fn admission_that_rewrites_commands_ends_replacement() {
         "{message}"
     );
 
-    // The administrator knows of it: the pods that are there work.
+    // After the administrator exempts the field, the existing pods work.
     world.environment.comparison.rewritten = vec![PodField::Command];
     assert_eq!(let_admission_rewrite(&mut world), 0);
     world.settle();

@@ -1,4 +1,4 @@
-//! Costs of pods, as gateways are told them.
+//! Costs of pods, as gateways receive them.
 
 use crate::billed_pods::{billed_pods, cost_per_hour};
 use crate::names::{FUNCTION, label};
@@ -9,7 +9,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use remoe_api::{FunctionPod, MOST_FUNCTIONS};
 use serde_json::json;
 
-/// A deployment that serves, with a core at $0.1 and a GB at $0.01 an hour.
+/// Serving deployment, with a core at $0.1 and a GB at $0.01 an hour.
 fn world(billing: &str) -> World {
     let pricing = json!({"cpuCoreHour": "0.1", "memoryGBHour": "0.01", "billing": billing});
     let spec = json!({"pricing": pricing, "scaling": {"min": 0, "idleWindow": "5s"}});
@@ -67,7 +67,7 @@ fn remote_functions_may_cost_by_their_work_alone() {
     }
 }
 
-/// A pod that was asked to end has been replaced since then; one that falls asleep has not.
+/// A terminating pod counts as replaced since its deletion, unless the deployment scales to zero.
 #[test]
 fn who_ends_while_functions_run_is_surplus() {
     let mut world = world("Reserved");
@@ -95,6 +95,6 @@ fn what_gateways_are_told_is_bounded() {
     world.observed.pods = many.collect();
     let told = billed_pods(&world.owner, &world.observed.pods, true);
     assert_eq!(told.len(), MOST_FUNCTIONS);
-    // Well below what the API stores in one object.
+    // Well below the size limit of an object.
     assert!(serde_json::to_string(&told).unwrap().len() < 400_000);
 }

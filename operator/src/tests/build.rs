@@ -49,7 +49,7 @@ fn check_pod(pod: &Pod) {
         assert!(resources.limits.as_ref().unwrap()["memory"].0.ends_with(['M', 'G']));
     }
     let seconds = spec.tolerations.iter().flatten().filter_map(|toleration| toleration.toleration_seconds);
-    // A function may be at work on a node that is not heard; a pod that inspects or measures is replaced.
+    // A function may still work on an unreachable node; an inspector or profiler there is replaced.
     let borne = if pod.labels().contains_key(FUNCTION) { 300 } else { 30 };
     assert_eq!(seconds.filter(|seconds| *seconds == borne).count(), 2);
 }
@@ -110,7 +110,7 @@ proptest! {
             let spec = budget.spec.as_ref().unwrap();
             let value = serde_json::to_value(spec.min_available.as_ref().unwrap()).unwrap();
             prop_assert_eq!(value, json!(function.replicas - 1));
-            // It selects the function's pods, and no others'.
+            // It selects only the function's pods.
             let selector = spec.selector.as_ref().unwrap().match_labels.as_ref().unwrap();
             for other in revision.functions() {
                 let pod = other.pod(&owner, 0, 0);
@@ -174,7 +174,7 @@ fn cpu_main_container_reserves_non_expert_weights() {
     assert_eq!(resources["cpu"].0, format!("{}m", plan.main.memory_mb));
 }
 
-/// The flag's value, and the grace period, of the main function of this workload.
+/// Returns the drain flag and the grace period of the main function for this workload.
 fn ending(owner: &MoEDeployment, tpot_seconds: f64) -> (String, u32, i64) {
     let mut plan = plan(owner);
     plan.numbers.times.prefill_seconds = 2.0;
@@ -196,14 +196,14 @@ fn a_main_function_has_the_time_of_the_longest_answer_to_end() {
     let (identity, drain, grace) = ending(&owner, 0.15);
     // Twice (two seconds per hundred tokens of the prompt, and 0.15 s per token of the answer).
     assert_eq!(drain, 2 * (2 * 2 + 120));
-    // The hook before, and last words after it.
+    // The pre-stop hook before, and the exit time after it.
     assert_eq!(grace, i64::from(drain) + 15);
-    // Another pace is no reason to replace a pod.
+    // Another expected speed does not replace a pod.
     for (tpot, expected) in [(1e-6, 30), (100.0, 1800), (f64::MAX, 1800), (-1.0, 30)] {
         let (other, drain, grace) = ending(&owner, tpot);
         assert_eq!((&other, drain, grace), (&identity, expected, i64::from(expected) + 15), "{tpot}");
     }
-    // A container that hangs is not waited for that long.
+    // A hung container gets a shorter grace period.
     for pod in pods(&owner) {
         let spec = pod.spec.unwrap();
         for probe in [&spec.containers[0].startup_probe, &spec.containers[0].liveness_probe] {
@@ -370,7 +370,7 @@ fn main_functions_are_told_how_many_positions_they_serve() {
     for pod in pods(&owner) {
         match pod.labels()[COMPONENT].as_str() {
             "main" => assert_eq!(following(&pod, "--max-model-len"), "700"),
-            // Positions are nothing to experts.
+            // Positions do not affect remote functions.
             _ => assert!(!arguments(&pod).contains(&"--max-model-len".to_owned())),
         }
     }
@@ -427,7 +427,7 @@ fn main_functions_trust_gateways_if_present_and_signed() {
     for (gateway, signer, uncertified_gateways, knows) in [
         (gateway.clone(), SignerName::Operator, false, true),
         (gateway.clone(), SignerName::CertManager, false, true),
-        // Those of a version before would be refused by all that start, while theirs end.
+        // Gateways of an older version would be rejected by all new main functions, while the old ones end.
         (gateway.clone(), SignerName::Operator, true, false),
         (gateway, SignerName::Unsigned, false, false),
         (None, SignerName::Operator, false, false),
@@ -533,7 +533,7 @@ fn caches_have_room_for_the_checkpoint_and_a_limit() {
     assert_eq!(limits["tmp"], 1e9);
     // The example is bfloat16: float32 at most in the checkpoint.
     assert_eq!(limits["cache"], 2.0 * memory + 2e9);
-    // What is quantised takes less memory than it is stored with.
+    // Quantised weights take less memory than storage.
     let quantised = disk([("expertsDtype".to_owned(), json!("int4"))].into_iter().collect());
     assert!(quantised["cache"] > 2e9 && quantised["cache"] < 1e15);
     let claimed = disk([("cacheClaimName".to_owned(), json!("weights"))].into_iter().collect());

@@ -1,4 +1,4 @@
-//! Deployments that ask for more than they may, on the whole line.
+//! Deployments that violate the policy, through the whole reconcile.
 
 use crate::deployment_policy::{DeploymentPolicy, NOT_ALLOWED};
 use crate::testing::example::deployment;
@@ -32,7 +32,7 @@ fn nothing_is_created_for_what_is_not_allowed() {
                 }
                 world.run();
             }
-            // Without it, everything is made.
+            // Without the violation, everything is created.
             world.owner.spec = deployment(json!({})).spec;
             assert!(world.settle() > 0);
         }

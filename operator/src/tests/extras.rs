@@ -14,7 +14,7 @@ fn extras(value: &Value) -> PodExtras {
     value.to_string().parse().unwrap()
 }
 
-/// Every kind of pod that there is, of a model that is fetched, where the operator has `extras`.
+/// Returns every kind of pod, for a fetched model and an operator with `extras`.
 fn pods(extras: PodExtras) -> Vec<Pod> {
     let environment = OperatorEnvironment { pods: extras, ..environment() };
     let owner = deployment(json!({"model": {"source": "s3://bucket/x", "endpoint": "http://minio:9000"}}));
@@ -126,7 +126,7 @@ fn what_computes_on_a_gpu_has_the_image_for_it() {
     });
     for (spec, device, main) in [(json!({}), Device::Cpu, "main:1"), (gpu, Device::Cuda, "cuda:1")] {
         let (owner, environment) = (deployment(spec), environment());
-        // Where functions are says nothing about what they compute on.
+        // The nodes of functions do not affect their hardware profile.
         let plan = MoEPlanSpec { device, ..plan(&deployment(json!({}))) };
         let revision = revision(&owner, &plan_hash(&plan).unwrap(), &plan, &environment).unwrap();
         let image = |pod: Pod| pod.spec.unwrap().containers[0].image.clone().unwrap();

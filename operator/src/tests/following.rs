@@ -1,4 +1,4 @@
-//! Plans that follow what requests use, in a cluster in memory.
+//! Plans that follow expert usage, in a cluster in memory.
 
 use crate::diff::Diff;
 use crate::names::{Component, FUNCTION, REPLICA, label};
@@ -16,13 +16,13 @@ use serde_json::{Value, json};
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-/// Experts that are remote, by layer.
+/// Returns the remote experts by layer.
 fn remote(plan: &MoEPlanSpec) -> Vec<Vec<u32>> {
     let owner = deployment(spec());
     built(&owner, plan).remote_sets().into_iter().map(|set| set.experts).collect()
 }
 
-/// Two experts that `plan` has remote in every layer that it can.
+/// Returns two experts that are remote in every layer of `plan`, as far as possible.
 fn away(plan: &MoEPlanSpec) -> [usize; 2] {
     let remote = remote(plan);
     assert!(remote.len() >= 2, "{remote:?}");
@@ -31,7 +31,7 @@ fn away(plan: &MoEPlanSpec) -> [usize; 2] {
     [away.next().unwrap(), away.next().unwrap()]
 }
 
-/// Returns the number of experts, of all layers, that are `hot` and remote.
+/// Returns the number of experts, over all layers, that are `hot` and remote.
 fn hot_remote(plan: &MoEPlanSpec, hot: &[usize]) -> usize {
     remote(plan).iter().flatten().filter(|expert| hot.contains(&(**expert as usize))).count()
 }
@@ -44,7 +44,7 @@ fn a_wake_is_planned_for_those_who_wait() {
     assert_eq!(first.spec.prediction, None, "nothing was known");
     let hot = away(&first.spec);
     scene.say("a", 3, 0, Some(mix(MixOf::Waiting, &hot)));
-    // What those use that were answered is another matter.
+    // The usage of answered requests does not matter here.
     scene.say("b", 0, 0, Some(mix(MixOf::Answered, &[EXPERTS - 1])));
     let (planned, steps) = scene.world.look();
     let target = planned.target.clone().unwrap().plan;
@@ -66,14 +66,14 @@ fn a_wake_is_planned_for_those_who_wait() {
     scene.say("a", 0, 3, None);
     scene.until(DemandPhase::Active);
     assert_eq!(scene.world.look().0.running, planned.target.map(|target| target.revision.plan));
-    // The next who wake it are alike: the plan is good enough.
+    // The next waking requests use the same experts: the plan is good enough.
     scene.say("a", 0, 0, None);
     scene.until(DemandPhase::Asleep);
     let before = scene.world.observed.plans.len();
     scene.say("a", 1, 0, Some(mix(MixOf::Waiting, &hot)));
     scene.until(DemandPhase::Active);
     assert_eq!(scene.world.observed.plans.len(), before);
-    // Others are not.
+    // Different requests need another plan.
     let others = away(&scene.newest().spec);
     scene.say("a", 0, 0, None);
     scene.until(DemandPhase::Asleep);
@@ -84,7 +84,7 @@ fn a_wake_is_planned_for_those_who_wait() {
     assert_eq!(hot_remote(&scene.newest().spec, &others), 0);
 }
 
-/// The chain of the Remoe paper at a wake: the main function starts first, with the size that it is pre-allocated.
+/// Steps of the Remoe paper at a wake: the main function starts first, with its pre-allocated size.
 #[test]
 fn main_functions_start_before_the_plan_of_a_wake_is_there() {
     let mut scene = Scene::new(spec());
@@ -108,7 +108,7 @@ fn main_functions_start_before_the_plan_of_a_wake_is_there() {
     assert_eq!((mains.len(), scene.pods(Component::RemoteExpert).len()), (1, 0), "remote functions wait");
     assert!(steps.requeue_after <= MAX_REMOTE_HOLD);
     let size = planned.target.unwrap().plan.main;
-    // The plan arrives: main functions go on, remote ones are those of the plan.
+    // The plan arrives: main functions continue, remote ones follow the plan.
     scene.world.planner.arrive();
     let (planned, steps) = scene.world.look();
     let said = reasons(&steps);
@@ -144,7 +144,7 @@ fn wake_starts_remote_functions_by_last_plan_if_new_is_late() {
     let started = scene.pods(Component::RemoteExpert);
     assert!(!started.is_empty(), "they wait no longer");
     assert_eq!(scene.newest().name_any(), by);
-    // What comes later is a revision: main functions go on.
+    // Later plans are revisions: main functions continue.
     let mains = scene.pods(Component::Main);
     scene.world.planner.arrive();
     scene.step();
@@ -159,12 +159,12 @@ fn wake_starts_remote_functions_by_last_plan_if_new_is_late() {
     assert_ne!(scene.pods(Component::RemoteExpert), started, "the revision is rolled out");
 }
 
-/// Where nodes have little room the scheduler gives it to the pods that were made first.
+/// If nodes are short of resources, the scheduler places the first pods.
 #[test]
 fn functions_that_those_who_wait_need_most_are_made_first() {
     let mut scene = Scene::new(spec());
     scene.until(DemandPhase::Asleep);
-    // The more evenly a layer's experts are used, the more of its work is remote, whatever the plan.
+    // The more evenly a layer's experts are used, the more of its work is remote, for any plan.
     let weight = |at: usize| if at % EXPERTS < 4 { 1.0 } else { [0.02, 0.2, 1.0][at / EXPERTS] };
     let shares = Shares::from_weights(EXPERTS, (0..LAYERS * EXPERTS).map(weight).collect()).unwrap();
     let text = shares.to_text(1000).unwrap();
@@ -199,7 +199,7 @@ fn functions_that_those_who_wait_need_most_are_made_first() {
     assert_ne!(first, listed, "the plan lists them in another order");
 }
 
-/// The next look finds the plan, and has nothing to say of it.
+/// The next reconcile finds the plan and reports nothing.
 #[test]
 fn a_plan_that_is_written_is_told_whatever_fails_after_it() {
     let mut scene = Scene::new(spec());
@@ -212,7 +212,7 @@ fn a_plan_that_is_written_is_told_whatever_fails_after_it() {
     };
     let plan = steps.writes.iter().position(|write| matches!(write, Write::Plan(_))).unwrap();
     assert_eq!((told(&steps, plan), told(&steps, plan + 1), told(&steps, steps.writes.len())), (0, 1, 1));
-    // A gateway writes meanwhile: what gateways are told is no longer what it was decided by.
+    // A gateway writes meanwhile, so the demand object differs from the one that was read.
     scene.say("b", 0, 0, None);
     let made = scene.world.write(&steps, usize::MAX);
     assert!(plan < made && made < steps.writes.len(), "{made} of {:?}", steps.writes);
@@ -227,7 +227,7 @@ fn drift_is_followed_once_in_a_while_and_main_functions_go_on() {
     let mains = scene.pods(Component::Main);
     let before = scene.newest().clone();
     let hot = away(&before.spec);
-    // Two gateways: what both say counts by their tokens.
+    // Two gateways: their reports are weighted by tokens.
     scene.say("a", 0, 1, Some(mix(MixOf::Answered, &hot)));
     scene.say("b", 0, 1, Some(RequestMix { tokens: 1, ..mix(MixOf::Answered, &[EXPERTS - 1]) }));
     for _ in 0..10 {
@@ -240,7 +240,7 @@ fn drift_is_followed_once_in_a_while_and_main_functions_go_on() {
     }
     let plan = scene.newest().spec.clone();
     let expected = plan.prediction.clone().unwrap();
-    // A minute, one interval, has passed since they said it.
+    // A minute, one interval, has passed since their reports.
     assert_eq!((expected.of, expected.requests), (MixOf::Answered, 20));
     assert_eq!(plan.main, before.spec.main);
     assert_eq!(scene.pods(Component::Main), mains, "those that serve learn of it and go on");
@@ -250,7 +250,7 @@ fn drift_is_followed_once_in_a_while_and_main_functions_go_on() {
         account.contains("prediction"),
         "main functions compare with what was expected of these requests"
     );
-    // Nothing is left to do, and nothing better is found for the same requests, however long they come.
+    // The deployment is settled, and no better plan is found for the same requests.
     let plans = scene.world.observed.plans.len();
     for _ in 0..3 {
         scene.pass(100);
@@ -278,7 +278,7 @@ fn implausible_usage_is_left_out() {
         scene.pass(100);
         assert_eq!(scene.step(), 0, "{said:?}");
     }
-    // A gateway that is dead says nothing.
+    // Reports of dead gateways do not count.
     let mut scene = Scene::new(spec());
     scene.say("dead", 0, 1, Some(mix(MixOf::Answered, &[6, 7])));
     scene.say("a", 0, 1, None);
@@ -306,7 +306,7 @@ fn plans_stay_and_no_gateway_is_asked_when_disabled() {
     scene.world.owner.spec.prediction.privacy = remoe_api::Privacy::CountsOnly;
     scene.step();
     assert!(scene.world.demand().spec.prediction.as_ref().unwrap().counts_only);
-    // Main functions tell a primer where there are gateways to ask for it.
+    // Main functions expose a primer if there are gateways to use it.
     let arguments = |gateway: Option<&str>, spec: Value| {
         let (owner, mut environment) = (deployment(spec), environment());
         environment.gateway = gateway.map(gateway_service);
@@ -321,7 +321,7 @@ fn plans_stay_and_no_gateway_is_asked_when_disabled() {
     assert!(!arguments(None, json!({})).contains(&primer));
 }
 
-/// Whatever was written when the operator was killed, the next one comes to the same plan.
+/// Wherever the operator is killed, the next one arrives at the same plan.
 #[test]
 fn killed_after_any_write_a_follower_ends_at_the_same_plan() {
     let begin = || {
@@ -348,7 +348,7 @@ fn killed_after_any_write_a_follower_ends_at_the_same_plan() {
     }
 }
 
-/// A plan for those who wait whose functions cannot start must not keep them waiting for ever.
+/// A plan whose functions cannot start must not block waiting requests forever.
 #[test]
 fn a_wake_that_takes_too_long_goes_on_by_the_plan_before() {
     let mut scene = Scene::new(spec());
@@ -374,7 +374,7 @@ fn a_wake_that_takes_too_long_goes_on_by_the_plan_before() {
         "it is not taken up again"
     );
     assert_eq!(target(&mut scene), first);
-    // Nor is one like it, for those who come next.
+    // Neither is a similar one used for the next requests.
     scene.say("a", 0, 0, None);
     scene.until(DemandPhase::Asleep);
     scene.say("a", 3, 0, Some(mix(MixOf::Waiting, &hot)));
@@ -383,7 +383,7 @@ fn a_wake_that_takes_too_long_goes_on_by_the_plan_before() {
     assert_ne!(target(&mut scene), first, "but it is after a while");
 }
 
-/// Weights that take long to load are no reason.
+/// Slow loading is no reason to give up.
 #[test]
 fn a_wake_that_loads_for_long_goes_on() {
     let mut scene = Scene::new(spec());
@@ -401,7 +401,7 @@ fn a_wake_that_loads_for_long_goes_on() {
     assert_eq!(format!("demo-{target}"), second);
 }
 
-/// A plan that followed drift and made no progress beside the one that serves is gone for a while.
+/// A plan for drift that made no progress beside the serving one is given up for a while.
 #[test]
 fn drift_to_a_plan_that_fails_is_undone_and_not_repeated() {
     let mut scene = Scene::new(spec());
@@ -430,7 +430,7 @@ fn drift_to_a_plan_that_fails_is_undone_and_not_repeated() {
     assert!(scene.world.observed.plans.iter().all(|plan| plan.name_any() != second));
 }
 
-/// A change of the spec finds the plan that was last followed to, not the first that was made.
+/// A change of the spec starts from the latest followed plan, not from the first one.
 #[test]
 fn the_latest_of_a_specs_plans_runs() {
     let mut scene = Scene::new(spec());

@@ -14,7 +14,7 @@ use remoe_proto::v1::LayerExperts;
 use serde_json::{Value, json};
 use std::collections::BTreeSet;
 
-/// A deployment whose vCPUs are chosen apart from memory.
+/// Deployment whose vCPUs are chosen separately from memory.
 fn apart() -> MoEDeployment {
     let cpu = json!({"min": 250, "max": 4000, "step": 250});
     deployment(json!({"main": {"cpu": cpu}, "remoteExperts": {"cpu": cpu}}))
@@ -68,13 +68,13 @@ fn each_replica_of_a_group_is_a_pod_of_its_size() {
     assert_eq!(argument(&second, "--experts"), plan.groups[1].experts);
     assert_eq!(argument(&second, "--memory-bytes"), "300000000");
     assert_eq!(argument(&second, "--threads"), "1");
-    // Where vCPUs are no decision, memory brings them.
+    // Without separate vCPUs, they follow from memory.
     let owner = deployment(json!({}));
     let revision = built(&owner, &plan_of_groups(&owner, 2));
     assert_eq!(resources(&revision.remote[0].pod(&owner, 0, 0)).0, "300m");
 }
 
-/// Whatever looks at pods of layers looks at pods of groups: policies, Services, budgets, names.
+/// Policies, Services, budgets and names apply to pods of groups like to those of layers.
 #[test]
 fn pods_of_groups_are_seen_as_those_of_layers() {
     let mut owner = apart();
@@ -159,7 +159,7 @@ fn corrupt_generation_is_not_pushed() {
     assert!(refused.to_string().contains("expert listing"), "{refused}");
 }
 
-/// `plan` with its groups changed.
+/// Returns `plan` with its groups changed.
 fn corrupted(plan: &MoEPlanSpec, change: impl FnOnce(&mut Value)) -> MoEPlanSpec {
     let mut value = serde_json::to_value(plan).unwrap();
     change(&mut value["groups"]);
@@ -173,7 +173,7 @@ fn refusal(owner: &MoEDeployment, plan: &MoEPlanSpec) -> String {
     }
 }
 
-/// Plans are read from the API, and others may have written them.
+/// Plans are read from the API, where others may write them.
 #[test]
 fn stored_groups_that_cannot_be_are_refused_by_name() {
     let owner = apart();
@@ -204,7 +204,7 @@ fn stored_groups_that_cannot_be_are_refused_by_name() {
     let one = serde_json::to_value(&plan.groups[0]).unwrap();
     let many = corrupted(&plan, |groups| *groups = json!(vec![one; 100_000]));
     assert_eq!(refusal(&owner, &many), "expected at most 64 groups, got 100000");
-    // Each of them could be, together they are more than any model has.
+    // Each one is valid, but together they exceed any model.
     let all: Vec<Value> = (0..64)
         .map(|layer: u32| json!({"experts": format!("{layer}:0-65535"), "memoryMB": 300, "replicas": 1}))
         .collect();
@@ -253,7 +253,7 @@ fn experts_that_the_model_does_not_have_are_named() {
     }
 }
 
-/// A plan that another writer spoiled does not keep a new one from being made.
+/// A corrupted plan does not block a new one.
 #[test]
 fn a_previous_plan_that_cannot_be_is_none() {
     let owner = deployment(json!({}));

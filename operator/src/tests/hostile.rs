@@ -11,7 +11,7 @@ use std::time::Duration;
 use tokio::runtime::Handle;
 use tokio::time::{sleep, timeout};
 
-/// Longer than anything takes.
+/// Timeout of every wait.
 const LONG: Duration = Duration::from_secs(30);
 
 fn polled_main(uid: String, ip: IpAddr) -> PolledMain {
@@ -32,7 +32,7 @@ async fn created_and_deleted_deployments_leave_no_task() {
     for number in 0..cases.count() {
         let mut dice = cases.dice(number);
         let mut owner = deployment(json!({}));
-        // Some come back under the name of one before.
+        // Some reuse an earlier name.
         owner.metadata.name = Some(format!("hostile-{}", dice.below(cases.count())));
         owner.metadata.uid = Some(format!("uid-{number}"));
         let pods = (0..dice.below(200)).map(|pod| {

@@ -51,11 +51,11 @@ fn only_counted_pods_of_the_deployment_are_followed() {
     };
     assert_eq!(look(&[of_another(u32::MAX)]), OneShotState::Start { incarnation: 0, after: None });
     assert_eq!(look(&[of_another(0), of_another(1)]), OneShotState::Start { incarnation: 2, after: None });
-    // With our own reference, but a number that was never reached.
+    // With the right owner reference, but a number that was never reached.
     let forged = pod(u32::MAX, failed(1000));
     assert_eq!(look(std::slice::from_ref(&forged)), OneShotState::Start { incarnation: 0, after: None });
     assert_eq!(look(&[forged, pod(0, json!({"phase": "Running"}))]), OneShotState::Waiting { issue: None });
-    // A clock that is ahead does not keep the operator from trying again.
+    // A clock that is ahead does not prevent retries.
     let OneShotState::Failed { retry_at, .. } = look(&[pod(0, failed(-1_000_000))]) else { panic!() };
     assert!(retry_at <= now().checked_add(SignedDuration::from_secs(300)).unwrap());
 }
@@ -94,7 +94,7 @@ fn failed_inspector_reports_cause_and_is_retried_after_backoff() {
     let OneShotState::Failed { issue, .. } = look(&[pod(0, failed(1))]) else { panic!() };
     assert_eq!((issue.reason, issue.message.as_str()), ("ModelUnreadable", "no config.json in /models/demo"));
     assert!(matches!(look(&[pod(0, failed(20))]), OneShotState::Start { incarnation: 1, after: Some(_) }));
-    // The further, the longer.
+    // Pauses grow with each attempt.
     assert!(matches!(look(&[pod(3, failed(20))]), OneShotState::Failed { .. }));
     assert_eq!(
         look(&[pod(3, json!({"phase": "Succeeded"}))]),

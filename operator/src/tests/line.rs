@@ -1,4 +1,4 @@
-//! The whole line in a cluster in memory: it ends, wherever it was interrupted, and writes nothing after that.
+//! The whole reconcile in a cluster in memory: it settles wherever it was interrupted, and writes nothing after that.
 
 use crate::SignerName;
 use crate::identity::knows_gateways;
@@ -15,7 +15,7 @@ use remoe_api::{ConditionType, MoEDeploymentSpec, MoEDeploymentStatus};
 use serde_json::json;
 use std::net::SocketAddrV6;
 
-/// Looks of a bad day.
+/// Reconciles with faults.
 const BAD_LOOKS: usize = 25;
 
 /// Change of a deployment.
@@ -30,7 +30,7 @@ fn plan_anew(world: &mut World) {
     world.owner.spec = respecified(spec);
 }
 
-/// Everything comes from another place and is measured elsewhere: inspector and profiler go again.
+/// Another source and other nodes: inspector and profiler run again.
 fn move_over(world: &mut World) {
     let spec = json!({"model": {"source": "pvc://others/demo"},
         "main": {"template": {"nodeSelector": {"pool": "a"}}}});
@@ -49,12 +49,12 @@ fn lose_everything(world: &mut World) {
     there.budgets.clear();
 }
 
-/// The release before kept everything in ConfigMaps.
+/// The previous release stored everything in ConfigMaps.
 fn upgrade(world: &mut World) {
     world.keep_in_config_maps();
 }
 
-/// Changes that a deployment meets; `None` is its creation.
+/// Changes of a deployment; `None` is its creation.
 const CHANGES: [Option<WorldChange>; 6] =
     [None, Some(scale), Some(plan_anew), Some(move_over), Some(lose_everything), Some(upgrade)];
 
@@ -67,8 +67,8 @@ fn begin(change: Option<WorldChange>) -> World {
     world
 }
 
-/// The operator is killed after every write of making a deployment, inspector and profiler included, and of
-/// every change of it.
+/// Kills the operator after every write of creating a deployment, including inspector and profiler, and of every
+/// change of it.
 #[test]
 fn killed_after_any_write_the_line_ends_at_the_same_state() {
     for change in CHANGES {
@@ -90,8 +90,8 @@ fn killed_after_any_write_the_line_ends_at_the_same_state() {
     }
 }
 
-/// Writes that are refused, writes that are made without an answer, and lists that are old, anywhere in making a deployment and
-/// in every change of it.
+/// Refused writes, writes without an answer, and stale lists, anywhere in the creation of a deployment and in every
+/// change of it.
 #[test]
 fn reconcile_converges_whatever_the_api_server_answers() {
     let mut met = [0_u32; 3];
@@ -128,7 +128,7 @@ fn reconcile_converges_whatever_the_api_server_answers() {
     assert!(met.iter().all(|met| *met > 100), "{met:?}");
 }
 
-/// Returns the present objects, with one kind of them as it was a reconcile ago.
+/// Returns the current objects, with one kind of them from one reconcile ago.
 fn partly_old(world: &World, before: &Observed, dice: &mut SeededChoices<'_>) -> Observed {
     let (mut seen, old) = (world.observed.clone(), before.clone());
     match dice.below(6) {
@@ -151,7 +151,7 @@ fn a_settled_deployment_is_not_written() {
     }
 }
 
-/// A plan that did not become ready in time gives way to the one that serves, until the spec is another one.
+/// A plan that missed the progress deadline is rolled back to the serving one, until the spec changes.
 #[test]
 fn a_plan_that_failed_gives_way_to_the_one_that_serves() {
     let mut world = World::new(json!({}));
@@ -177,8 +177,8 @@ fn a_plan_that_failed_gives_way_to_the_one_that_serves() {
     assert_eq!(world.look().0.target.unwrap().revision.plan, hash);
 }
 
-/// A rollout that no user asked for, here to another version of the operator, waits for its turn: until then functions
-/// stay as they are. A rollout that a user asked for does not wait, nor does a deployment that lost a function.
+/// A rollout that no user requested, here to a new version of the operator, waits for its turn; until then functions
+/// stay as they are. A requested rollout does not wait, nor does a repair.
 #[test]
 fn unrequested_rollout_waits_its_turn() {
     let mut world = World::new(json!({}));
@@ -219,7 +219,7 @@ fn unrequested_rollout_waits_its_turn() {
     assert!(!is_needed(&mut world));
 }
 
-/// A deployment whose plan cannot be made is kept as it runs.
+/// A deployment without a feasible plan keeps running.
 #[test]
 fn what_runs_is_healed_whatever_the_plan_is() {
     let mut world = World::new(json!({}));
@@ -236,7 +236,7 @@ fn what_runs_is_healed_whatever_the_plan_is() {
     assert_eq!(made.collect::<Vec<_>>(), [lost.metadata.labels.unwrap()]);
 }
 
-/// A cluster of IPv6 alone: pods listen there, and addresses stand in brackets before their ports.
+/// IPv6-only cluster: pods listen on IPv6, and addresses are in brackets before ports.
 #[test]
 fn functions_of_an_ipv6_cluster_find_each_other() {
     let mut world = World::with_gateways(json!({"replicas": 2}), &["a"]);
@@ -253,14 +253,14 @@ fn functions_of_an_ipv6_cluster_find_each_other() {
         let spec = pod.spec.as_ref().unwrap();
         let arguments = spec.containers[0].args.iter().flatten();
         let listening = arguments.filter(|argument| argument.starts_with("[::]:")).count();
-        // Main functions for users and orders, remote ones for work, both for probes and metrics.
+        // Main functions listen for clients and control, remote ones for experts, both for probes and metrics.
         let all = if label(&pod.metadata, COMPONENT) == Component::Main.name() { 4 } else { 3 };
         assert!(listening == all || !pod.labels().contains_key(FUNCTION), "{}", pod.name_any());
     }
 }
 
-/// A pod's spec tells if a main function takes requests from gateways alone: those that were made without a signer, as
-/// those of a release before, are asked in plaintext until they have been replaced.
+/// A pod's spec shows if a main function accepts requests only from gateways. Those without a signer, or of an
+/// earlier release, get plaintext requests until they are replaced.
 #[test]
 fn gateways_learn_which_main_functions_require_identity() {
     let mut world = World::with_gateways(json!({"replicas": 2}), &["a"]);

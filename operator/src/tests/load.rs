@@ -14,19 +14,19 @@ use serde_json::{Value, json};
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-/// A main function works on so many requests at the same time.
+/// Batch size of a main function.
 const ROOM: u32 = 32;
 
 struct Scene {
     world: World,
-    /// Requests, and how long there have been how many.
+    /// Number of requests, and its integral over time.
     requests: u32,
     occupied: u64,
-    /// How much remote functions compute for each main function, in seconds a second, by the names of functions.
+    /// Compute seconds per second of remote functions for each main function, by function name.
     busy: BTreeMap<String, f64>,
     computed: BTreeMap<String, Duration>,
     age: u64,
-    /// When the last request was there.
+    /// Time of the last request.
     active: Timestamp,
 }
 
@@ -43,7 +43,7 @@ impl Scene {
         Self { world, requests: 0, occupied: 0, busy, computed, age: 0, active }
     }
 
-    /// So many seconds with what there is; the gateway speaks every ten, the main functions every fifteen.
+    /// Lets `seconds` pass; the gateway reports every ten seconds, main functions every fifteen.
     fn pass(&mut self, seconds: u64) {
         for _ in 0..seconds {
             if self.age.is_multiple_of(10) {
@@ -85,7 +85,7 @@ impl Scene {
         });
     }
 
-    /// One main function says what the remote ones did; the first replica of each did all of it.
+    /// One main function reports the work of remote ones, all done by the first replica.
     fn hear(&mut self) {
         let address = |pod: &Pod| Some(format!("{}:9001", pod.status.as_ref()?.pod_ip.as_ref()?));
         let computed = self.computed.iter().filter_map(|(function, computed)| {
@@ -180,7 +180,7 @@ fn busiest_remote_function_gets_replica_without_new_plan() {
     };
     assert!(of_first(&scene) >= 2, "{}", of_first(&scene));
     assert!(scene.pods(Component::RemoteExpert).len() < 2 * count, "not all of them");
-    // Main functions were told, and nothing else changed.
+    // Only routing changed.
     let routing = scene.world.observed.routing.as_ref().unwrap();
     let told = serde_json::to_string(routing).unwrap();
     let pods = scene.pods(Component::RemoteExpert);
@@ -208,7 +208,7 @@ fn memory_bounds_what_load_may_ask_for() {
     assert_eq!(scene.pods(Component::RemoteExpert).len(), functions.len());
 }
 
-/// A pod that another writer put there, with a replica number that is out of range.
+/// Foreign pod with a replica number that is out of range.
 #[test]
 fn a_forged_replica_asks_for_nothing() {
     let mut scene = Scene::new(json!({"scaling": {"min": 1, "max": 3}}));

@@ -1,4 +1,4 @@
-//! Conversations with main functions: no reconcile waits for one, the next one finds its report.
+//! Pollers of main functions: no reconcile waits for one, the next one finds its observation.
 
 use crate::main_client::tests::largest_description;
 use crate::main_client::{GenerationOutcome, RoutingOrder};
@@ -22,8 +22,8 @@ fn polled_main(uid: &str, ip: &str, order: Option<u64>) -> PolledMain {
     PolledMain { uid: uid.to_owned(), ip: ip.parse().unwrap(), order, starting: false, watched: None }
 }
 
-/// One of two main functions accepts connections and never answers. The other one is heard and told all the same, no
-/// reconcile waits, and conversations that ended are forgotten.
+/// One of two main functions accepts connections and never answers. The other one is polled and gets its generation,
+/// no reconcile waits, and ended pollers are dropped.
 #[tokio::test]
 async fn silent_main_function_delays_no_other() {
     let (silent, talking) = ("127.78.0.1", "127.78.0.2");
@@ -61,7 +61,7 @@ async fn silent_main_function_delays_no_other() {
         (observation.in_force, observation.placement, observation.last_outcome),
         (Some(3), placement, told)
     );
-    // What the remote functions did that it calls, by its own clock.
+    // Compute time of its remote functions, by its own clock.
     let worked = observation.worked.unwrap();
     assert_eq!(worked.age, Duration::from_secs(9));
     assert_eq!(worked.computed, [("10.0.0.9:9001".to_owned(), Duration::from_millis(1500))].into());
@@ -75,8 +75,8 @@ async fn silent_main_function_delays_no_other() {
     assert!(main_pollers.observations(&owner).is_empty());
 }
 
-/// Two main functions close every connection. The one that starts is asked again and again; the one that was ready before
-/// this operator looked is not.
+/// Two main functions close every connection. Only the starting one is polled at short intervals, not the one that
+/// was ready before.
 #[tokio::test]
 async fn only_a_main_function_that_starts_is_asked_at_short_intervals() {
     let ips = ["127.78.0.3", "127.78.0.4"];
@@ -103,8 +103,8 @@ async fn only_a_main_function_that_starts_is_asked_at_short_intervals() {
     assert!(other < 10, "asked {other} times");
 }
 
-/// Three main functions: one gives the largest honest description, one a larger one, one a placement that is none. What the
-/// last two say is not read, and the user is told why.
+/// Three main functions: one returns the largest honest description, one a larger one, one an invalid placement. The
+/// last two are rejected with a message for the user.
 #[tokio::test]
 async fn description_too_large_is_told_and_not_read() {
     let ips = ["127.78.0.5", "127.78.0.6", "127.78.0.7"];

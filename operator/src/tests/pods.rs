@@ -1,4 +1,4 @@
-//! Views of pods, from their status.
+//! Views of pods.
 
 use crate::pods::PodView;
 use crate::status_issue::StatusIssue;
@@ -15,7 +15,7 @@ fn ago(seconds: i64) -> String {
     now().checked_sub(SignedDuration::from_secs(seconds)).unwrap().to_string()
 }
 
-/// A main function that has not been ready for `seconds`, with these fields in its status.
+/// Returns a main function that has been unready for `seconds`, with these status fields.
 fn unready(seconds: i64, fields: Value) -> PodView {
     let owner = deployment(json!({}));
     let mut pod: Pod = built(&owner, &plan(&owner)).main.pod(&owner, 0, 0);

@@ -9,7 +9,7 @@ use remoe_hardware::{DeviceTimes, Origin, Profile};
 use remoe_planner::Budget;
 use serde_json::{Value, json};
 
-/// A profile as a profiler would have made it.
+/// Profile like that of a profiler.
 fn profile() -> Profile {
     Profile { origin: Origin::Measured, ..Profile::prior(&facts().inspection, "bfloat16") }
 }
@@ -36,7 +36,7 @@ fn what_would_be_measured_alike_is_measured_once() {
     assert_ne!(base, of(json!({"main": {"template": {"runtimeClassName": "gvisor"}}})));
 }
 
-/// An upgrade, and what only says who runs, leave every figure as it was.
+/// An upgrade, and fields about accounts or priorities, keep the profile.
 #[test]
 fn what_does_not_touch_the_hardware_keeps_its_figures() {
     let base = of(json!({}));
@@ -45,14 +45,14 @@ fn what_does_not_touch_the_hardware_keeps_its_figures() {
         "tolerations": [{"key": "gpu", "operator": "Exists"}], "affinity": {"podAntiAffinity": {}},
     });
     assert_eq!(base, of(json!({"main": {"template": template}})));
-    // More memory than vCPUs are measured for changes nothing.
+    // Memory beyond the measured vCPUs changes nothing.
     let memory = |max: u32| of(json!({"main": {"memoryMB": {"min": 200, "max": max, "step": 100}}}));
     assert_eq!(memory(8_000), memory(40_000));
     let mut annotated = deployment(json!({}));
     annotated.metadata.annotations = Some([("team".to_owned(), "a".to_owned())].into());
     annotated.metadata.labels = Some([("team".to_owned(), "a".to_owned())].into());
     assert_eq!(base, subject(&annotated, &facts()).unwrap());
-    // The pods that are made differ with the image, what they measure does not.
+    // Pods differ with the image; the measured subject does not.
     let upgraded = OperatorEnvironment { main_image: "main:2".to_owned(), ..environment() };
     let owner = deployment(json!({}));
     let pod = |environment: &OperatorEnvironment| {
@@ -92,7 +92,7 @@ fn a_profile_stays_for_all_that_use_it_and_goes_with_the_last() {
     let shared = with_added_owner(&kept, &second).unwrap();
     let owners: Vec<_> = shared.owner_references().iter().map(|owner| owner.uid.as_str()).collect();
     assert_eq!(owners, ["uid-1", "uid-2"]);
-    // No controller: none of them may take it along alone.
+    // No controller, so that it is deleted only with the last owner.
     assert!(shared.owner_references().iter().all(|owner| owner.controller.is_none()));
     assert!(with_added_owner(&shared, &second).is_none());
 }
@@ -103,7 +103,7 @@ fn the_last_profile_in_a_log_counts() {
     let log = format!("{{\"level\":\"INFO\"}}\n{line}\n{{\"level\":\"INFO\"}}\nbye\n");
     assert_eq!(from_log(&log), Some(profile()));
     assert_eq!(from_log("{}\nnothing"), None);
-    // What a pod prints has no bound of its own; what is kept has.
+    // Output of pods is unbounded; stored profiles are bounded.
     let mut large = profile();
     large.machine.cpu = "x".repeat(1 << 20);
     assert_eq!(from_log(&serde_json::to_string(&large).unwrap()), None);
@@ -141,11 +141,11 @@ fn a_profiler_is_where_main_functions_are() {
     let container = &spec.containers[0];
     assert_eq!(container.image.as_deref(), Some("main:1"));
     let limits = container.resources.as_ref().unwrap().limits.as_ref().unwrap();
-    // As many vCPUs as main functions may have, up to eight; the weights, and room beside them.
+    // The vCPUs of main functions, up to eight; memory for the weights, and more.
     assert_eq!((limits["cpu"].0.as_str(), limits["memory"].0.as_str()), ("8", "2504M"));
 }
 
-/// A deployment whose main functions take the one GPU that there is.
+/// Deployment whose main functions occupy the only GPU.
 fn on_gpu() -> MoEDeployment {
     deployment(json!({
         "main": {"device": "cuda", "gpu": {"resource": "example.com/gpu", "count": 1}},
@@ -166,13 +166,13 @@ fn profiler_of_a_gpu_deployment_needs_no_gpu() {
     }
     let arguments = container.args.as_ref().unwrap().join(" ");
     assert!(arguments.contains("--device cuda --assume-device"), "{arguments}");
-    // It runs beside the main function, although nodes with GPUs keep other pods away, and sees no GPU there.
+    // It runs beside the main function despite the taint of GPU nodes, and sees no GPU.
     let tolerated = spec.tolerations.unwrap();
     assert!(tolerated.iter().any(|taint| taint.key.as_deref() == Some("example.com/gpu")), "{tolerated:?}");
     assert!(spec.affinity.unwrap().pod_affinity.is_some());
     let hidden = container.env.iter().flatten().find(|variable| variable.name == "NVIDIA_VISIBLE_DEVICES");
     assert_eq!(hidden.unwrap().value.as_deref(), Some("void"));
-    // Without a GPU nothing of that is said.
+    // Without a GPU, none of that applies.
     let owner = deployment(json!({}));
     let pod = profiler(&owner, "0123456789", 0, &self::plan(&owner), &facts(), &environment()).unwrap();
     let arguments = pod.spec.unwrap().containers[0].args.clone().unwrap().join(" ");
@@ -196,7 +196,7 @@ fn assumed_times_of_a_gpu_make_plans_as_a_prior_does() {
         assert_eq!(planning.problem().device, remoe_planner::Device::Gpu);
         planning.solve(None, Budget::UNLIMITED)
     };
-    // A limit that assumed figures miss is a warning, one that measured figures miss is not kept.
+    // A limit missed by assumed figures is a warning; one missed by measured figures is an error.
     let plan = solved(assumed).unwrap();
     assert!(plan.warning.is_some() && plan.verdict.is_none(), "{plan:?}");
     assert!(matches!(solved(measured), Err(PlanningError::Infeasible(_))));

@@ -14,12 +14,12 @@ use remoe_rollout::need;
 use serde_json::{Value, json};
 use std::collections::BTreeSet;
 
-/// Seconds without use after which a remote function sleeps.
+/// Idle window of a remote function in seconds.
 const WINDOW: i64 = 20;
-/// More looks than anything here takes.
+/// Maximum reconciles.
 const ENOUGH: usize = 200;
 
-/// Main functions have no room for all experts, nor has one remote function for the others.
+/// Neither main functions nor one remote function can hold all experts.
 fn spec(scaling: Value) -> Value {
     json!({"main": {"memoryMB": {"max": 3000}}, "scaling": scaling, "prediction": {"replan": "Never"}})
 }
@@ -30,7 +30,7 @@ fn awake() -> Value {
 
 struct Scene {
     world: World,
-    /// The remote functions of the plan.
+    /// Returns the remote functions of the plan.
     all: Vec<String>,
 }
 
@@ -45,14 +45,14 @@ impl Scene {
         Self { world, all }
     }
 
-    /// The remote functions that have pods.
+    /// Returns the remote functions with pods.
     fn alive(&self) -> BTreeSet<String> {
         let pods = self.world.observed.pods.iter();
         let remote = pods.filter(|pod| label(&pod.metadata, COMPONENT) == Component::RemoteExpert.name());
         remote.map(|pod| label(&pod.metadata, FUNCTION).to_owned()).collect()
     }
 
-    /// Returns the remote functions that main functions call.
+    /// Returns the routed remote functions.
     fn routed(&self) -> BTreeSet<String> {
         let pods = &self.world.observed.pods;
         let table = self.world.observed.table(&self.world.owner);
@@ -76,7 +76,7 @@ impl Scene {
             .collect()
     }
 
-    /// Main functions find that `functions` were used.
+    /// Main functions report use of `functions`.
     fn used(&mut self, functions: &[String]) {
         let now = self.world.observed.now;
         for observation in self.world.observed.main_observations.values_mut() {
@@ -84,7 +84,7 @@ impl Scene {
         }
     }
 
-    /// A second, in which `used` are used.
+    /// Lets a second pass in which `used` are used.
     fn pass(&mut self, used: &[String]) {
         let (_, steps) = self.world.look();
         self.world.write(&steps, usize::MAX);
@@ -92,7 +92,7 @@ impl Scene {
         self.used(used);
     }
 
-    /// Many seconds, in which `used` are used.
+    /// Lets many seconds pass in which `used` are used.
     fn rest(&mut self, used: &[String]) {
         for _ in 0..3 * WINDOW {
             self.pass(used);
@@ -116,7 +116,7 @@ fn idle_group_ends_and_wakes_for_its_requests() {
     let watched = scene.world.groups.watched.clone().unwrap();
     assert_eq!((watched.hosted.len(), &watched.asleep), (all.len(), &set(idle)));
     assert!(steps.polled_mains.iter().all(|polled_main| polled_main.watched.as_ref() == Some(&watched)));
-    // A look is due before the next window ends.
+    // A reconcile is due at the end of the next window.
     assert!(
         steps.requeue_after <= std::time::Duration::from_secs(WINDOW as u64 + 2),
         "{:?}",
@@ -137,13 +137,13 @@ fn idle_group_ends_and_wakes_for_its_requests() {
     );
     scene.rest(&all[..2]);
     assert_eq!((scene.alive(), scene.routed()), (set(&all[..2]), set(&all[..2])), "and no other");
-    // All sleep, and the main functions go on.
+    // All sleep, and main functions continue.
     scene.rest(&[]);
     scene.rest(&[]);
     assert_eq!((scene.alive(), scene.routed()), (BTreeSet::new(), BTreeSet::new()));
     assert_eq!(scene.world.look().1.writes, []);
     assert_eq!((scene.mains(), scene.world.demand().spec.phase), (mains, DemandPhase::Active));
-    // Without a window nothing sleeps, and what slept wakes.
+    // Without a window nothing sleeps, and sleeping functions wake.
     scene.world.owner.spec.scaling.remote_idle_window = None;
     scene.world.settle();
     assert_eq!((scene.alive(), scene.world.demand().spec.groups.len()), (set(&all), 0));
@@ -168,8 +168,7 @@ fn a_new_leader_opens_the_windows_again_and_knows_who_sleeps() {
     assert_eq!((scene.alive(), scene.asleep()), (set(&all[..1]), set(&all[1..])));
 }
 
-/// A function that wakes and is not there yet does not keep main functions from being told of others, whichever of its
-/// pods die.
+/// A waking function does not delay routing of others, whichever of its pods die.
 #[test]
 fn one_that_does_not_start_holds_nothing_up() {
     let mut scene = Scene::new(awake());
@@ -190,7 +189,7 @@ fn one_that_does_not_start_holds_nothing_up() {
     assert_eq!(scene.routed(), set(&all[..2]));
 }
 
-/// The operator is killed after every write on the way to sleep and back.
+/// Kills the operator after every write on the way to sleep and back.
 #[test]
 fn killed_after_any_write_groups_sleep_and_wake() {
     let run = |crash: Option<usize>| {
@@ -206,7 +205,7 @@ fn killed_after_any_write_groups_sleep_and_wake() {
             writes += made;
             left = match left.map(|left| left.saturating_sub(made)) {
                 Some(0) => {
-                    // Another one leads.
+                    // Another operator leads.
                     scene
                         .world
                         .observed
@@ -237,7 +236,7 @@ fn killed_after_any_write_groups_sleep_and_wake() {
     }
 }
 
-/// If waiting requests need few experts, functions that have none of them neither start nor are waited for.
+/// If waiting requests need few experts, the other functions neither start nor are awaited.
 #[test]
 fn a_wake_starts_what_those_who_wait_need() {
     let spec = spec(json!({"min": 0, "idleWindow": "40s", "remoteIdleWindow": "20s"}));
@@ -273,7 +272,7 @@ fn a_wake_starts_what_those_who_wait_need() {
         scene.pass(&[]);
     }
     assert_eq!(scene.world.demand().spec.groups, [], "they sleep with all others");
-    // Who waits uses no expert of any function but the first.
+    // Waiting requests use only experts of the first function.
     let is_of = |sets: &[LayerExperts], layer: u32, expert: u32| {
         sets.iter().any(|set| set.layer == layer && set.experts.contains(&expert))
     };

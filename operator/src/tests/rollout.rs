@@ -17,10 +17,10 @@ use serde_json::json;
 use std::collections::BTreeMap;
 use std::sync::LazyLock;
 
-/// More than any rollout here takes.
+/// Maximum steps of a rollout.
 const ENOUGH: usize = 400;
 
-/// A cluster in which every pod starts, works and ends as it should, unless it is told otherwise.
+/// Cluster in which every pod works, unless told otherwise.
 pub struct World {
     pub target: Revision,
     strategy: RolloutStrategy,
@@ -30,11 +30,11 @@ pub struct World {
     pub pods: Vec<PodView>,
     now: Timestamp,
     uids: u32,
-    /// Generation that each main function has in force, by the uid of its pod.
+    /// Generation in force in each main function, by the UID of its pod.
     in_force: BTreeMap<String, Generation>,
 }
 
-/// Returns the number and the placement by which a main function reports a generation.
+/// Returns the number and the placement that a main function reports for a generation.
 fn named(generation: &Generation) -> (u64, String) {
     (generation.number, generation.placement().unwrap())
 }
@@ -55,7 +55,7 @@ impl World {
     }
 
     pub fn steps(&mut self) -> Rollout {
-        // Main functions are asked before every step.
+        // Main functions are polled before every step.
         let newest = self.table.newest();
         for pod in self.pods.iter_mut().filter(|pod| pod.in_force.is_some()) {
             let (number, placement) = self.in_force.get(&pod.uid).map(named).unwrap_or_default();
@@ -75,7 +75,7 @@ impl World {
         step(scene).unwrap()
     }
 
-    /// Makes one step, or its first `writes` writes.
+    /// Makes one step, or only its first `writes` writes.
     fn act(&mut self, steps: &Rollout, writes: usize) {
         let mut left = writes;
         let mut may = || {
@@ -175,7 +175,7 @@ impl World {
         }
     }
 
-    /// Overwrites the number of every generation in the durable copy with `number`, as another writer could.
+    /// Overwrites the number of every stored generation with `number`, as another writer could.
     fn poison(&mut self, number: u64) {
         let mut table = self.table.clone();
         for generation in table.entries.values_mut() {
@@ -186,13 +186,13 @@ impl World {
     }
 
     fn write(&mut self, table: &RoutingTable) {
-        // What was spoiled is not written before it is healed.
+        // A corrupted table is not written before it is healed.
         if !table.corrupted {
             self.table = RoutingTable::from_record(&table.record(&deployment(json!({}))));
         }
     }
 
-    /// Makes a pod beside the one at `index`.
+    /// Creates a pod beside the one at `index`.
     fn stranger(&mut self, index: usize, incarnation: u32, owned: bool) {
         let Some(pod) = self.pods.get(index % self.pods.len().max(1)).cloned() else { return };
         let name = PodName { incarnation, ..pod.name.clone() };
@@ -220,7 +220,7 @@ impl World {
         panic!("not settled: {:#?}", self.steps());
     }
 
-    /// Main functions that answer.
+    /// Returns the main functions that answer.
     fn serving(&self) -> usize {
         self.pods.iter().filter(|pod| pod.is_main && pod.is_sound() && pod.ready).count()
     }
@@ -249,13 +249,13 @@ impl World {
     }
 }
 
-/// The main functions that are told of a generation: those that are known to be behind it.
+/// Returns the main functions that get a generation: those known to be behind.
 fn pushes<'a>(table: &'a RoutingTable, pods: &'a [PodView]) -> Vec<(&'a PodView, &'a Generation)> {
     let known = desired_generations(table, pods).filter_map(|(pod, generation)| Some((pod, generation?)));
     known.filter(|(pod, generation)| pod.in_force.is_some_and(|number| number < generation.number)).collect()
 }
 
-/// Reports if main functions are told that the endpoint hosts the experts of `function`.
+/// Returns whether `generation` says that the endpoint hosts the experts of `function`.
 fn hosted(endpoint: &Endpoint, function: &Function) -> bool {
     match function.hosted.as_ref().unwrap() {
         Hosted::Layer(set) => endpoint.layers == [set.layer] && endpoint.experts.is_empty(),
@@ -285,7 +285,7 @@ fn planned_revisions() -> Vec<Revision> {
     let of_layers = specs.map(|spec| {
         let owner = deployment(spec);
         let mut plan = plan(&owner);
-        // The planner sees no use for replicas here; routing has to do with them all the same.
+        // The planner uses no replicas here, but routing must handle them.
         plan.remote.iter_mut().for_each(|part| part.replicas = 1 + part.layer % 2);
         built(&owner, &plan)
     });
@@ -296,7 +296,7 @@ fn planned_revisions() -> Vec<Revision> {
     of_layers.into_iter().chain(of_groups).collect()
 }
 
-/// Something that happens to a pod.
+/// Fault of a pod.
 #[derive(Debug, Clone)]
 enum PodIncident {
     Crash(usize),
@@ -307,9 +307,9 @@ enum PodIncident {
     Target(usize),
     Step(usize),
     LoseTable,
-    /// Another writer overwrote the numbers in the durable copy with this one.
+    /// Another writer overwrote the stored numbers with this one.
     Poison(u64),
-    /// Another writer made a pod of this incarnation at the place of another, with or without our reference.
+    /// Another writer created a pod of this incarnation at the place of another, with or without the owner reference.
     Stranger(usize, u32, bool),
 }
 
@@ -333,8 +333,7 @@ fn number() -> impl Strategy<Value = u64> {
     prop_oneof![0..20_u64, Just(MAX_GENERATION), Just(MAX_GENERATION + 1), Just(u64::MAX - 1), Just(u64::MAX)]
 }
 
-/// Main functions that another writer gave a placement get theirs back, with a greater number, also where the other
-/// placement has the number of theirs.
+/// Main functions with a foreign placement get theirs back with a higher number, even if both have the same number.
 #[test]
 fn foreign_placement_is_replaced() {
     for beyond in [0, 1, 1 << 32] {
@@ -362,7 +361,7 @@ proptest! {
         for event in events {
             let pods = world.pods.len().max(1);
             match event {
-                // A step of which only the first writes were made: the operator was killed.
+                // The operator was killed after the first writes of a step.
                 PodIncident::Step(writes) => { let steps = world.steps(); world.act(&steps, writes) }
                 PodIncident::Run => world.run(),
                 PodIncident::Target(index) => world.target = revisions[index].clone(),
@@ -418,7 +417,7 @@ fn the_first_generation_waits_for_every_remote_function() {
     let steps = world.steps();
     world.act(&steps, usize::MAX);
     world.run();
-    // Everything is ready but one.
+    // Everything but one function is ready.
     let late = world.pods.iter().position(|pod| !pod.is_main).unwrap();
     world.pods[late].ready = false;
     assert_eq!(world.steps().table, None);
@@ -460,8 +459,8 @@ fn failing_replica_slot_is_refilled_with_growing_backoff() {
     assert!(created.windows(2).all(|pair| pair[0].1 < pair[1].1));
 }
 
-/// There is no second device: main functions of two revisions never stand beside each other, and those that
-/// serve do so until everything but their successors is ready.
+/// There is no second device: main functions of two revisions never exist together, and the old ones serve until
+/// everything but their successors is ready.
 #[test]
 fn recreated_main_functions_never_stand_beside_those_before() {
     for index in 1..9 {
@@ -494,7 +493,7 @@ fn recreated_main_functions_never_stand_beside_those_before() {
     }
 }
 
-/// No main function that serves ends for one that would wait for its certificate.
+/// No serving main function ends for one that would wait for its certificate.
 #[test]
 fn main_functions_stay_while_others_would_find_no_certificate() {
     let mut world = World::new(revisions()[0].clone());
@@ -510,7 +509,7 @@ fn main_functions_stay_while_others_would_find_no_certificate() {
         assert_eq!(world.serving(), before);
         world.run();
     }
-    // The endpoint goes away for as long as its successor starts: there is no second device.
+    // The endpoint is unavailable while its successor starts, as there is no second device.
     world.main_certificate_ready = true;
     for _ in 0..ENOUGH {
         let steps = world.steps();
@@ -523,7 +522,7 @@ fn main_functions_stay_while_others_would_find_no_certificate() {
     world.check_settled();
 }
 
-/// The numbers that main functions are told next, by the name of their pods.
+/// Returns the numbers pushed next, by pod name.
 fn told(world: &World, steps: &Rollout) -> Vec<u64> {
     let table = steps.table.as_ref().unwrap_or(&world.table);
     pushes(table, &world.pods).iter().map(|(_, generation)| generation.number).collect()
@@ -536,7 +535,7 @@ fn numbers_out_of_sequence_are_replaced() {
         world.settle();
         world.poison(number);
         assert!(world.table.corrupted && world.table.entries.is_empty());
-        // One that may know better says nothing: nothing is written, and nothing told.
+        // A main function that may know higher numbers does not answer: nothing is written or pushed.
         let silent = world.pods.iter().position(|pod| pod.is_main).unwrap();
         world.pods[silent].in_force = None;
         let steps = world.steps();
@@ -563,7 +562,7 @@ fn a_main_function_that_nothing_can_follow_is_replaced_alone() {
     let foreign: Vec<&PodView> = world.pods.iter().filter(|pod| pod.fault.is_some()).collect();
     assert!(foreign.len() == 1 && foreign[0].is_main, "{foreign:?}");
     let foreign = foreign[0].uid.clone();
-    // In a world whose numbers no step of a sound one reaches.
+    // In a world with numbers that no healthy one reaches.
     world.in_force.remove(&foreign);
     world.settle();
     world.check_settled();
@@ -573,7 +572,7 @@ fn a_main_function_that_nothing_can_follow_is_replaced_alone() {
     assert_ne!(*left[0], foreign);
 }
 
-/// Has the pods at `indices` be silent.
+/// Makes the pods at `indices` unready.
 fn function_counts(world: &mut World, indices: &[usize]) {
     for &index in indices {
         world.pods[index].fault = Some(StatusIssue::new(NOT_READY, "silent"));
@@ -593,14 +592,14 @@ fn pods_that_fall_silent_together_are_left_alone() {
     assert_eq!((steps.create.len(), steps.delete.len()), (0, 0));
     assert_eq!(steps.paused.as_ref().map(|held| held.reason), Some("ManyNotReady"));
     assert!(!steps.settled);
-    // They speak again.
+    // They are ready again.
     for pod in &mut world.pods {
         pod.fault = None;
     }
     world.settle();
     world.check_settled();
     assert!(world.pods.iter().all(|pod| pod.name.incarnation == 0), "nothing was replaced");
-    // Those that certainly ended are replaced, however many they are.
+    // Pods that certainly ended are all replaced.
     for pod in &mut world.pods {
         pod.fault = Some(StatusIssue::new("PodFailed", "evicted"));
         pod.ready = false;
@@ -609,7 +608,7 @@ fn pods_that_fall_silent_together_are_left_alone() {
     assert_eq!((steps.create.len(), steps.paused), (count, None));
 }
 
-/// The way to the nodes is cut for two minutes: of every deployment one function is silent.
+/// A network partition of two minutes: one function of every deployment is unready.
 #[test]
 fn functions_of_many_silent_deployments_are_not_replaced() {
     let mut world = World::new(revisions().remove(1));
@@ -624,7 +623,7 @@ fn functions_of_many_silent_deployments_are_not_replaced() {
         world.act(&steps, usize::MAX);
         world.now = world.now.checked_add(SignedDuration::from_secs(1)).unwrap();
     }
-    // A node that is gone for good says so itself.
+    // A lost node is reported as such.
     world.pods[0].fault = Some(StatusIssue::new("NodeLost", "node lost"));
     assert_eq!(world.steps().create.len(), 1);
     // Others are being replaced already.
@@ -640,7 +639,7 @@ fn elsewhere(silences: &[(&str, FunctionCounts)]) -> OtherDeployments {
     OtherDeployments::sum("default", silences.iter().copied())
 }
 
-/// The way to the nodes is cut, and each tenant has one small deployment.
+/// A network partition, and each tenant has one small deployment.
 #[test]
 fn functions_of_many_silent_namespaces_are_not_replaced() {
     let mut world = World::new(revisions().remove(1));
@@ -659,7 +658,7 @@ fn functions_of_many_silent_namespaces_are_not_replaced() {
     assert_eq!(world.steps().create.len(), 1);
 }
 
-/// A tenant whose functions all fail, in however many deployments, leaves others their replacements.
+/// A tenant whose functions all fail leaves others their replacements.
 #[test]
 fn failures_in_one_namespace_delay_no_other_namespace() {
     let mut world = World::new(revisions().remove(1));
@@ -672,11 +671,11 @@ fn failures_in_one_namespace_delay_no_other_namespace() {
         world.others = elsewhere(&others);
         let steps = world.steps();
         assert_eq!((steps.create.len(), &steps.paused), (1, &None), "{others:?}");
-        // Of its own namespace it is not left alone by them.
+        // Within its own namespace it is affected.
         world.others = OtherDeployments::sum("tenant", others);
         assert_eq!(world.steps().create.len(), 0, "{others:?}");
     }
-    // Nor do many tenants together, each of which has what it may have; but no more than one is left then.
+    // Neither do many such tenants together; but then only one replacement is left.
     let tenants: Vec<String> = (0..40).map(|number| format!("tenant-{number}")).collect();
     let one = FunctionCounts { functions: 1, unready: 0, replacing: 1 };
     function_counts(&mut world, &[0, 1]);
@@ -687,7 +686,7 @@ fn failures_in_one_namespace_delay_no_other_namespace() {
     assert_eq!(world.steps().create.len(), 0);
 }
 
-/// Whatever the deployment itself has room for, what is on its way in its namespace counts, and so does what is elsewhere.
+/// Pending replacements of the namespace count, and so do those elsewhere.
 #[test]
 fn replacements_are_limited_in_a_namespace_and_among_all() {
     let mut world = World::new(revisions().remove(1));
@@ -703,7 +702,7 @@ fn replacements_are_limited_in_a_namespace_and_among_all() {
     assert_eq!(left(FunctionCounts::default(), &[]), at_once);
     assert_eq!(left(of(2, 3), &[]), 0);
     assert_eq!(left(of(400, 3), &[]), at_once);
-    // Elsewhere a quarter of each counts at most, so that what a namespace may have is there for it.
+    // Elsewhere at most a quarter of each namespace counts, so that a namespace keeps its share.
     assert_eq!(left(of(400, 3), &[("a", of(4, 4)), ("b", of(4, 4))]), at_once);
 }
 

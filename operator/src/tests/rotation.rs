@@ -28,13 +28,13 @@ fn rotation_gives_functions_another_name() {
         assert_eq!(name(&rotated(""), part), name(&before, part));
         let (one, two) = (name(&rotated("2026-01-01T00:00:00Z"), part), name(&rotated("2"), part));
         assert!(one != name(&before, part) && two != name(&before, part) && one != two);
-        // It is read as it is written, whatever the annotation says.
+        // The identity survives a round trip, whatever the annotation says.
         for at in ["2", "é/../\u{0}", &"x".repeat(9000)] {
             let named = name(&rotated(at), part);
             assert_eq!(named.to_string().parse::<Identity>().ok(), Some(named));
         }
     }
-    // Main and remote functions of one rotation know each other.
+    // Main and remote functions of one rotation trust each other.
     let owner = rotated("2");
     assert_eq!(name(&owner, Component::Main).remote(), Some(name(&owner, Component::RemoteExpert)));
 }
@@ -50,7 +50,7 @@ fn certificates_are_issued_again_after_a_rotation() {
         let why = |wanted: &Identity| renewal_reason(Some(&held), wanted, root, LIFE, SystemTime::now());
         assert_eq!(why(&old), None);
         assert!(why(&new).is_some_and(|reason| reason.to_string().contains("another identity")));
-        // Of cert-manager as well.
+        // The same applies to cert-manager.
         let issuer = IssuerRef { name: "ca".to_owned(), kind: "Issuer".to_owned() };
         let asked = |owner: &MoEDeployment| {
             let object = certificate(owner, part, &identity_of(owner, part), &issuer, LIFE);

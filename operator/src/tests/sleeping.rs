@@ -1,4 +1,4 @@
-//! Sleep and wake in a cluster in memory, with gateways that hold what clients ask.
+//! Scale to zero and wake in a cluster in memory, with gateways that hold requests.
 
 use crate::names::{COMPONENT, Component, label};
 use crate::testing::world::World;
@@ -11,16 +11,16 @@ use remoe_api::{ConditionType, DemandPhase, GatewayDemand, WakeTimeline};
 use serde_json::{Value, json};
 use std::collections::BTreeSet;
 
-/// Seconds without requests after which functions end.
+/// Idle window in seconds.
 const WINDOW: usize = 5;
-/// More seconds than anything here takes.
+/// Maximum seconds.
 const ENOUGH: usize = 80;
 
 fn spec() -> Value {
     json!({"scaling": {"min": 0, "idleWindow": "5s"}})
 }
 
-/// A gateway: it sees what the operator tells, a second later, and says what it has.
+/// Gateway: it sees the demand object with a delay of one second, and reports.
 #[derive(Clone, Debug, Default)]
 struct Gateway {
     uid: &'static str,
@@ -32,9 +32,9 @@ struct Gateway {
     sequence: u64,
     active: Option<MicroTime>,
     said: Option<(u32, u32, u64)>,
-    /// How the latest wake went that it had a request for.
+    /// Timeline of the latest wake for which it held a request.
     wake: Option<WakeTimeline>,
-    /// The API server is out of its reach.
+    /// Set if it cannot reach the API server.
     is_cut_off: bool,
 }
 
@@ -69,7 +69,7 @@ impl Scene {
         self.gateways[gateway].active = Some(MicroTime(self.world.observed.now));
     }
 
-    /// Has the operator look once, and killed after `most` writes. Returns how many it made.
+    /// Reconciles once; the operator is killed after `most` writes. Returns the number of writes.
     fn operate(&mut self, most: usize) -> usize {
         let steps = self.world.look().1;
         let before = self.world.observed.demand.clone();
@@ -87,7 +87,7 @@ impl Scene {
         made
     }
 
-    /// A second of nodes, gateways and clients.
+    /// Simulates a second of nodes, gateways and clients.
     fn pass(&mut self) {
         self.world.run();
         let serves = self.world.observed.pods.iter().any(|pod| {
@@ -148,7 +148,7 @@ impl Scene {
         self.gateways.iter().map(|gateway| gateway.served).sum()
     }
 
-    /// Lets time pass until nothing happens any more: everybody is served, and all is asleep.
+    /// Lets time pass until all requests are served and the deployment sleeps.
     fn quiet(&mut self) {
         for _ in 0..ENOUGH {
             self.operate(usize::MAX);
@@ -181,7 +181,7 @@ fn idle_functions_end_and_fifty_requests_wake_them_once() {
     assert_eq!(scene.served(), 150);
 }
 
-/// Each wake is reported once with its timeline, however many gateways report it and whichever replica leads, and the
+/// Each wake is reported once with its timeline, whatever gateways report it and whichever replica leads; the
 /// condition has the latest.
 #[test]
 fn how_a_wake_went_is_told_once() {
@@ -206,7 +206,7 @@ fn how_a_wake_went_is_told_once() {
             scene.pass();
             let (_, steps, status) = scene.world.look_and_state();
             assert!(status.condition(ConditionType::Active).unwrap().message.contains(&times));
-            // The operator is killed before it writes: it has said nothing, and another one leads.
+            // The operator is killed before it writes, and another one leads.
             assert!(!steps.events_after(0).iter().any(|said| said.reason == "FirstToken"));
             let steps = scene.world.look().1;
             let made = scene.world.write(&steps, usize::MAX);
@@ -235,7 +235,7 @@ fn a_burst_after_half_an_hour_is_one_wake() {
     scene.pass();
     scene.operate(usize::MAX);
     assert_eq!(scene.phase(), DemandPhase::Waking);
-    // More come while functions start.
+    // More requests come while functions start.
     (0..2).for_each(|gateway| scene.ask(gateway, 100));
     scene.until(DemandPhase::Active);
     assert_eq!((scene.world.demand().spec.wakes, scene.world.names()), (asleep.wakes + 1, awake));
@@ -252,7 +252,7 @@ fn who_comes_while_functions_are_about_to_end_keeps_them() {
     scene.pass();
     scene.until(DemandPhase::Active);
     assert_eq!((scene.mains(), scene.world.demand().spec.wakes), (mains.clone(), 0));
-    // The gateway writes between the last look and what it decides: that is not written.
+    // The gateway writes between the read and the write, so the write fails.
     scene.until(DemandPhase::Draining);
     scene.pass();
     let steps = scene.world.look().1;
@@ -295,7 +295,7 @@ fn a_new_leader_opens_the_window_again() {
     assert_eq!(scene.mains(), mains);
 }
 
-/// The operator is killed after every write on the way to sleep and back.
+/// Kills the operator after every write on the way to sleep and back.
 #[test]
 fn killed_after_any_write_it_falls_asleep_and_wakes() {
     let steps = |scene: &mut Scene| {
@@ -320,7 +320,7 @@ fn killed_after_any_write_it_falls_asleep_and_wakes() {
             if left > 0 {
                 left -= scene.operate(left).min(left);
             } else {
-                // Another operator leads: it begins with what is there.
+                // Another operator leads and continues from the observed state.
                 scene.world.observed.main_observations.clear();
                 scene.operate(usize::MAX);
             }
@@ -342,8 +342,8 @@ fn killed_after_any_write_it_falls_asleep_and_wakes() {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 24, ..ProptestConfig::default() })]
 
-    /// Whenever clients come, gateways are cut off and pods die: no request is lost, nothing ends under a request,
-    /// nothing is left over.
+    /// Whenever clients come, gateways are partitioned and pods die: no request is lost, no function ends with a
+    /// request, nothing is left over.
     #[test]
     fn no_request_is_lost(moves in proptest::collection::vec((0_u8..8, 0_usize..3, 1_u32..4), 1..60)) {
         let mut scene = Scene::new(&["a", "b", "c"]);
@@ -370,7 +370,7 @@ proptest! {
     }
 }
 
-/// A window of seconds, and nothing to wake it by: it runs, and says so.
+/// An idle window without gateways: it keeps running, and reports that.
 #[test]
 fn without_gateways_nothing_sleeps() {
     let mut world = World::new(spec());
@@ -382,7 +382,7 @@ fn without_gateways_nothing_sleeps() {
     assert_eq!((steps.writes, steps.issues[0].reason), (vec![], "NoGateway"));
 }
 
-/// Nodes look once a second, and a client may be waiting.
+/// Kubelets probe once a second, and a client may be waiting.
 #[test]
 fn serving_function_is_routed_to_before_its_node_reports_it() {
     let mut world = World::with_gateways(spec(), &["a"]);
@@ -426,12 +426,12 @@ fn serving_function_is_routed_to_before_its_node_reports_it() {
     };
     containers(&mut world, false, 0, "running");
     assert!(is_told(&mut world));
-    // What a container said is not the next one's word.
+    // Readiness of one container run does not apply to the next.
     containers(&mut world, false, 0, "terminated");
     assert!(!is_told(&mut world), "it ended");
     containers(&mut world, false, 1, "running");
     assert!(!is_told(&mut world), "another one loads");
-    // Once its node has seen it ready, that it is not any more is the node's to say.
+    // After the kubelet has seen it ready, only the kubelet reports unreadiness.
     containers(&mut world, true, 0, "running");
     let later = world.observed.now.checked_add(jiff::SignedDuration::from_secs(30)).unwrap().to_string();
     for pod in &mut world.observed.pods {

@@ -87,7 +87,7 @@ fn hosts_of_sources_and_endpoints_are_checked() {
         let refusal = checked(&listed, model.clone()).unwrap_err();
         assert_eq!(refusal.reason(), "SourceNotAllowed", "{model}");
     }
-    // Without a list names are left to the pod, addresses are not.
+    // Without a list, pods check names, and the policy blocks addresses.
     let any = sources(&["*"], false);
     assert_eq!(checked(&any, s3("http://minio.store.svc:9000")), Ok(()));
     assert_eq!(checked(&any, json!({"source": "s3://bucket/x"})), Ok(()));
@@ -120,7 +120,7 @@ fn ambient_credentials_take_spec_and_cluster() {
     assert!(told(&json!({"source": "s3://bucket/x"}), true).iter().all(|told| !told));
 }
 
-/// Reports if a rule lets `address` through at `port`.
+/// Returns whether a rule allows `address` at `port`.
 fn lets(rules: &[NetworkPolicyEgressRule], address: &str, port: i32) -> bool {
     let address: IpAddr = address.parse().unwrap();
     let holds = |range: &String| range.parse::<IpNet>().unwrap().contains(&address);
@@ -166,7 +166,7 @@ fn policies_of_pods_that_fetch_leave_out_private_addresses() {
             assert!(!lets(&rules, address, port), "{address}");
         }
     }
-    // Who does not fetch goes nowhere, whatever is listed.
+    // Pods that do not fetch have no egress, whatever is listed.
     for rules in egress(&deployment(json!({})), &listed) {
         assert!(
             !lets(&rules, "8.8.8.8", 443) && !lets(&rules, "10.43.7.7", 9000) && !lets(&rules, "8.8.8.8", 53)

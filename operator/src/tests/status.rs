@@ -1,4 +1,4 @@
-//! Statuses, from one reconcile to the next.
+//! Status across reconciles.
 
 use crate::exposure::GatewayService;
 use crate::manifests::{LOAD_SECONDS, Revision};
@@ -144,11 +144,11 @@ fn what_makes_no_progress_is_said_to_be_stuck_until_it_moves() {
     scene.pods.iter_mut().for_each(|pod| pod.ready = false);
     let first = scene.look(false);
     scene.pass(300);
-    // One more function is ready: that is progress.
+    // One more ready function is progress.
     scene.pods[2].ready = true;
     let moved = scene.look(false);
     assert!(moved.last_progress_time > first.last_progress_time);
-    // A function may load for as long as its startup probe lets it.
+    // A function may load for as long as its startup probe allows.
     let load = i64::from(LOAD_SECONDS);
     let probe = &scene.revision.main.pod(&scene.owner, 0, 0).spec.unwrap().containers[0].startup_probe;
     let probe = probe.clone().unwrap();
@@ -163,12 +163,12 @@ fn what_makes_no_progress_is_said_to_be_stuck_until_it_moves() {
     assert!(message.contains("1 of 5 functions are ready"), "{message}");
     assert_eq!(said(&stuck, ConditionType::Degraded).1, "ProgressDeadlineExceeded");
     assert_eq!(said(&stuck, ConditionType::Ready).1, "ProgressDeadlineExceeded");
-    // The same state is the same status, whatever the time.
+    // The same state yields the same status at any time.
     scene.pass(1000);
     assert_eq!(scene.look(false), stuck);
     scene.pods[0].ready = true;
     assert_eq!(said(&scene.look(false), ConditionType::Progressing).0, "True");
-    // What is settled is never late.
+    // A settled deployment never misses the deadline.
     scene.pods.iter_mut().for_each(|pod| pod.ready = true);
     scene.look(true);
     scene.pass(100_000);
@@ -187,7 +187,7 @@ fn stalled_plan_beside_serving_one_is_reported_failed() {
     scene.serving = Some("0123456789".to_owned());
     let failed = Some(scene.revision.plan.clone());
     assert_eq!(scene.look(false).failed_plan, failed);
-    // Whatever runs then.
+    // This holds whatever runs.
     assert_eq!(scene.look(true).failed_plan, failed);
     scene.owner.metadata.generation = Some(2);
     assert_eq!(scene.look(false).failed_plan, None);

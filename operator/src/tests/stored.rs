@@ -1,4 +1,4 @@
-//! Objects as earlier versions wrote them: an upgrade reads them, and replaces nothing.
+//! Objects of earlier versions: an upgrade reads them, and replaces nothing.
 
 use crate::digest::digest;
 use crate::manifests::{Revision, plan_hash, revision};
@@ -49,16 +49,16 @@ fn what_is_not_there_is_as_it_was_before() {
     assert_eq!(owner.spec.remote_experts.max_groups, 16);
     assert!(plan.groups.is_empty() && plan.main.cpu_millicores.is_none() && plan.workload.arrivals.is_none());
     assert_eq!(account(&plan), Ok(None));
-    // Nothing that was not there is written.
+    // No absent field is written.
     let (object, written): (Value, Value) = (read(PLAN), serde_json::to_value(&plan).unwrap());
     assert_eq!(written, object["spec"]);
-    // Its name is what that version made of it. What this one would make of it is no matter.
+    // Its name is that version's hash; this version's hash does not matter.
     assert_eq!(digest(&plan).unwrap(), "9d608da1a3");
     assert_ne!(plan_hash(&plan).unwrap(), "9d608da1a3");
 }
 
-/// Pods are those of the plan. They are not the ones that ran: probes and metrics have ports of their own since, and both versions of IP are
-/// listened for. What main functions were told is read as it was.
+/// Pods follow the plan. They differ from the old ones: probes and metrics have their own ports since, and both IP
+/// versions are listened on. Stored routing is read unchanged.
 #[test]
 fn its_functions_are_those_of_its_plan() {
     let (owner, _, revision) = stored();
@@ -74,8 +74,8 @@ fn its_functions_are_those_of_its_plan() {
     assert!(routing.endpoints[0].experts.is_empty());
 }
 
-/// Facts, figures and routing of a deployment that an earlier release kept in ConfigMaps become records. No pod is made or
-/// ended for it, no main function is told anything else, and nothing is asked or measured again.
+/// ConfigMaps of an earlier release with facts, profile and routing become records. No pod is created or deleted, no
+/// routing is pushed, and nothing is inspected or measured again.
 #[test]
 fn what_config_maps_kept_is_recorded_and_nothing_restarts() {
     let mut world = World::new(json!({"replicas": 2}));
@@ -107,7 +107,7 @@ fn what_config_maps_kept_is_recorded_and_nothing_restarts() {
     assert_eq!(world.observed.model.unwrap().spec, before.model.unwrap().spec);
 }
 
-/// Others can write ConfigMaps: what the status does not bear out is found out again.
+/// Others can write ConfigMaps: facts that the status does not confirm are inspected again.
 #[test]
 fn config_maps_unconfirmed_by_status_are_ignored() {
     let mut world = World::new(json!({}));
@@ -120,7 +120,7 @@ fn config_maps_unconfirmed_by_status_are_ignored() {
     assert!(steps.writes.iter().any(inspects), "{:?}", steps.writes);
     assert!(!steps.writes.iter().any(|write| matches!(write, Write::Facts(_))));
 
-    // One that never ran has none, whatever lies there by its name.
+    // A deployment that never ran has none, even if a ConfigMap has its name.
     let mut fresh = World::new(json!({}));
     fresh.observed.details.maps = world.observed.details.maps.clone();
     assert!(fresh.look().1.writes.iter().any(inspects));

@@ -1,5 +1,5 @@
-//! Everything that a tenant can write, written by one who means harm: no look panics, none names what is
-//! another's, what it writes stays within what the deployment consists of, and other tenants are served as before.
+//! Everything that a hostile tenant can write: no reconcile panics, none touches foreign objects, its writes stay
+//! within the deployment, and other tenants are served as before.
 
 use crate::fleet::OtherDeployments;
 use crate::testing::corrupted::{AT_ONCE, SLEEPING, SeededChoices, as_read, check, is_healed, tenants};
@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 use std::ops::Range;
 use std::thread;
 
-/// Objects that are spoiled, a few of them for each look: in every change, and by `make nightly`.
+/// Number of corrupted objects, a few per reconcile: in every change, and by `make nightly`.
 const OBJECTS: [usize; 2] = [2_000, 10_000];
 /// Stride over the numbers at their limits in every change. It is below the five limits, so every number is tried.
 const STRIDE: usize = 4;
@@ -21,7 +21,7 @@ fn is_nightly() -> bool {
     std::env::var_os("REMOE_ALL_PROBLEMS").is_some()
 }
 
-/// `value` with each of its numbers at each limit, one at a time; those of a value within a value too.
+/// Returns variants of `value` with each number at each limit, one at a time, including nested values.
 fn at_limits(value: &Value) -> Vec<Value> {
     match value {
         Value::Number(_) => {
@@ -55,14 +55,14 @@ fn at_limits(value: &Value) -> Vec<Value> {
     }
 }
 
-/// `object` so, as far as the API takes it.
+/// Returns such variants of `object` that the API accepts.
 fn with_limits<K: serde::Serialize + DeserializeOwned>(object: &K) -> Vec<K> {
     let changed = at_limits(&serde_json::to_value(object).unwrap());
     let stride = if is_nightly() { 1 } else { STRIDE };
     changed.into_iter().step_by(stride).filter_map(|object| serde_json::from_value(object).ok()).collect()
 }
 
-/// Thousands of reconciles, each with a plan: every tenant on a thread of its own.
+/// Thousands of reconciles, each with a plan: every tenant on its own thread.
 fn look_at_limits_of(positions: Range<usize>) {
     let tenants = tenants();
     let looks: usize = thread::scope(|threads| {
@@ -93,7 +93,7 @@ fn numbers_of_other_tenants_at_their_limits_are_reconciled() {
     look_at_limits_of(SLEEPING + 2..tenants().len());
 }
 
-/// Looks at `tenant` with each of its numbers at each limit; how often that was.
+/// Reconciles `tenant` with each of its numbers at each limit. Returns the number of reconciles.
 fn look_at_limits(tenant: &World) -> usize {
     let mut looks = 0;
     let mut look = |change: &dyn Fn(&mut World)| {
@@ -137,7 +137,7 @@ fn look_at_limits(tenant: &World) -> usize {
     looks
 }
 
-/// Two numbers of which each can be are together more than one of them holds.
+/// The sum of two valid numbers overflows.
 #[test]
 fn what_gateways_say_together_is_looked_at() {
     let with_gateways = tenants().into_iter().filter(|world| world.observed.demand.is_some());
@@ -180,7 +180,7 @@ fn corrupt_objects_are_reconciled_and_others_healed_meanwhile() {
     println!("{corrupted} spoiled objects in {looks} looks");
 }
 
-/// Spoiled objects are replaced, and then everything is as it was.
+/// Corrupted objects are replaced, and then the state is as before.
 #[test]
 fn what_a_tenant_spoiled_is_healed() {
     let mut reference = World::new(json!({"replicas": 2}));

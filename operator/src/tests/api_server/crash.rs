@@ -1,4 +1,4 @@
-//! The operator is killed after every write that it makes, and another one goes on.
+//! Kills the operator after every write; another one continues.
 
 use crate::tests::api_server::stage::{
     Budget, LOOK, Operator, deploy, is_routed, quiet, run_pods, status_of, world,
@@ -34,8 +34,8 @@ fn killed_after_any_write_the_operator_ends_at_the_same_state() {
     });
 }
 
-/// Waits until the operator's next write is held back, or until it has none: how often the status is
-/// written differs from run to run.
+/// Waits until the operator's next write is held back, or until there is none. The number of status writes differs
+/// between runs.
 pub async fn stopped(server: &Server, operator: &Operator) {
     let mut quiet = 0;
     let mut seen = 0;
@@ -56,7 +56,7 @@ fn a_settled_deployment_is_not_written() {
         deploy(&server).await;
         let operator = Operator::start(&server, Budget::unlimited()).await;
         let before = quiet(&server, &operator).await;
-        // Something that is not ours makes it look again.
+        // A change of a foreign object triggers a reconcile.
         let owners = server.api::<MoEDeployment>();
         for look in 0..3 {
             let note = json!({"metadata": {"annotations": {"test/look": look.to_string()}}});

@@ -1,4 +1,4 @@
-//! A deployment, or its namespace, is deleted while the operator is at work on it.
+//! Deletes a deployment, or its namespace, while the operator works on it.
 
 use crate::tests::api_server::crash::stopped;
 use crate::tests::api_server::stage::{Budget, LOOK, Operator, deploy, quiet, run_pods, world};
@@ -7,7 +7,7 @@ use kube::api::DeleteParams;
 use remoe_api::MoEDeployment;
 use tokio::time::sleep;
 
-/// After how many writes, how the deployment is deleted, and whether the operator dies with it.
+/// Number of writes before the deletion, way of deletion, and whether the operator dies as well.
 #[derive(Clone, Debug)]
 struct DeletionCase {
     writes: u64,
@@ -15,7 +15,7 @@ struct DeletionCase {
     killed: bool,
 }
 
-/// Looks for which nothing may come back.
+/// Reconciles in which nothing may be recreated.
 const LOOKS: u32 = 8;
 
 #[test]
@@ -43,7 +43,7 @@ fn deleted_after_any_write_a_deployment_leaves_nothing() {
             operator.kill().await;
             operator = Operator::start(&server, Budget::unlimited()).await;
         } else {
-            // It goes on with what it has read.
+            // It continues with what it has read.
             operator.budget.open();
         }
         nothing_is_left(&server, &case).await;
@@ -81,8 +81,8 @@ fn a_namespace_that_ends_is_left_alone() {
         .await;
         let answers = operator.budget.answers().split_off(before);
         let refused = answers.iter().position(|answer| answer.code == http::StatusCode::FORBIDDEN);
-        // Told once that nothing new is taken, it makes nothing and says nothing. What it asks for at the very
-        // last is not found, as the namespace is gone.
+        // Once the API refuses new objects, it creates nothing and reports nothing. Its very last calls fail because
+        // the namespace is gone.
         let told = &answers[refused.unwrap_or(answers.len())..];
         let nothing = [http::StatusCode::FORBIDDEN, http::StatusCode::NOT_FOUND];
         let others = told.iter().filter(|answer| !nothing.contains(&answer.code));

@@ -1,5 +1,5 @@
-//! Malicious writes of a tenant, through a real API server: none of them makes the operator panic, and meanwhile the
-//! deployment of another tenant is reconciled as always. Their effects are tested in memory (`tenants.rs`).
+//! Malicious writes of a tenant through a real API server. None makes the operator panic, and another tenant's
+//! deployment is reconciled as always. `tenants.rs` tests their effects in memory.
 
 use crate::names::DEPLOYMENT;
 use crate::testing::corrupted::SeededChoices;
@@ -18,13 +18,13 @@ use serde_json::json;
 use std::fmt::Debug;
 use std::time::{Duration, Instant};
 
-/// Objects that are written, or tried to be.
+/// Number of attempted writes.
 const OBJECTS: usize = 400;
-/// After so many of them the other deployment loses a pod.
+/// Number of writes after which the other deployment loses a pod.
 const AT_ONCE: usize = 20;
 
-/// Writes an object of the deployment `demo` spoiled, in its place or beside it under the labels of `other`. Returns whether
-/// the API server took it; none: there is nothing that could be spoiled.
+/// Writes a corrupted object of the deployment `demo`, in place or beside it under the labels of `other`. Returns
+/// whether the API server accepted it; absent if there was no object.
 async fn spoil<K>(server: &Server, dice: &mut SeededChoices<'_>) -> Option<bool>
 where
     K: Resource<Scope = NamespaceResourceScope, DynamicType = ()>
@@ -56,7 +56,7 @@ where
     Some(api.create(&PostParams::default(), &corrupted).await.is_ok())
 }
 
-/// Makes nodes report anything as the status of a pod.
+/// Sets an arbitrary pod status, as nodes could.
 async fn spoil_status(server: &Server, dice: &mut SeededChoices<'_>) -> Option<bool> {
     let api = server.api::<Pod>();
     let list = api.list(&ListParams::default().labels("remoe.dev/deployment=demo")).await.unwrap().items;
@@ -67,7 +67,7 @@ async fn spoil_status(server: &Server, dice: &mut SeededChoices<'_>) -> Option<b
     Some(api.patch_status(&pod.name_any(), &PatchParams::default(), &change).await.is_ok())
 }
 
-/// Waits for another pod in place of one of `other` that is deleted. Returns how long that took.
+/// Deletes a pod of `other` and waits for its replacement. Returns the time.
 async fn heal(server: &Server, turn: usize) -> Duration {
     let pods = server.api::<Pod>();
     let selector = ListParams::default().labels("remoe.dev/deployment=other,remoe.dev/function");

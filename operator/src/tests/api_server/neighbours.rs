@@ -1,4 +1,4 @@
-//! Deployments that never finish loading, or whose plans take long, cost others nothing.
+//! Deployments that never finish loading, or whose plans take long, do not delay others.
 
 use crate::facts::ModelFacts;
 use crate::ports::CONTROL_PORT;
@@ -15,13 +15,13 @@ use std::time::{Duration, Instant};
 use tokio::net::TcpListener;
 use tokio::time::sleep;
 
-/// As many as the operator works on at the same time by default.
+/// Default number of concurrent reconciles.
 const SILENT: usize = 8;
 /// Deployments with slow plans.
 const SLOW: usize = 8;
-/// Main functions that accept and never answer; all of them, the healed deployment's too.
+/// Main functions that accept connections and never answer, including those of the healed deployment.
 const ADDRESS: &str = "127.79.0.1";
-/// Time limit of healing. Each silent main function alone would be waited for as long.
+/// Time limit of healing. Waiting for one silent main function alone takes as long.
 const HEALED: Duration = Duration::from_secs(2);
 
 #[test]
@@ -50,7 +50,7 @@ fn eight_silent_deployments_do_not_delay_a_ninth() {
     });
 }
 
-/// Deletes a main function of `deployment`, and returns the time until another pod is in its place.
+/// Deletes a main function of `deployment`. Returns the time until its replacement exists.
 async fn heal(server: &Server, deployment: &str) -> Duration {
     let pods = server.api::<Pod>();
     let selector =
@@ -68,7 +68,7 @@ async fn heal(server: &Server, deployment: &str) -> Duration {
     begun.elapsed()
 }
 
-/// A model whose plan takes minutes.
+/// Model whose plan takes minutes.
 fn huge() -> ModelFacts {
     let mut facts = facts();
     let model = &mut facts.inspection;

@@ -1,4 +1,4 @@
-//! Numbers where others can write them: the operator goes on, for everybody.
+//! Extreme numbers written by others: the operator continues for all deployments.
 
 use crate::routing::{MAX_GENERATION, RoutingTable};
 use crate::tests::api_server::stage::{Budget, LOOK, Operator, deploy, quiet, run_pods};
@@ -10,8 +10,8 @@ use remoe_api::{MoEDeployment, MoERecord};
 use serde_json::json;
 use tokio::time::sleep;
 
-/// Pods of the first main function's place and of the inspector's, with the largest number that a name can
-/// have; `owned` ones say that they are the deployment's.
+/// Pods at the places of the first main function and of the inspector, with the highest number that a name can have.
+/// `owned` ones claim to belong to the deployment.
 async fn strangers(server: &Server, owned: bool) {
     let pods = server.api::<Pod>();
     let list = pods.list(&ListParams::default()).await.unwrap();
@@ -44,7 +44,7 @@ fn an_operator_outlives_numbers_that_overflow() {
             let change = json!({"spec": {"generations": poisoned.spec.generations}});
             let written =
                 records.patch("demo-routing", &PatchParams::default(), &Patch::Merge(&change)).await;
-            // What no record can have is refused before anybody reads it.
+            // The API server refuses invalid records.
             assert_eq!(written.is_ok(), number == MAX_GENERATION, "{number}: {written:?}");
         }
         strangers(&server, false).await;
@@ -63,7 +63,7 @@ fn an_operator_outlives_numbers_that_overflow() {
             list.items.iter().all(|pod| !pod.name_any().ends_with(&gone))
         })
         .await;
-        // Others are served as before.
+        // Other deployments are served as before.
         let mut other = owner.clone();
         other.metadata = kube::api::ObjectMeta { name: Some("other".to_owned()), ..Default::default() };
         server.api::<MoEDeployment>().create(&PostParams::default(), &other).await.unwrap();

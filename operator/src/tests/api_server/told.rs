@@ -1,4 +1,4 @@
-//! Generations of a plan of groups, as main functions are told them by an operator that works on a real API server.
+//! Generations of a plan with groups, as an operator on a real API server pushes them to main functions.
 
 use crate::facts::subject;
 use crate::manifests::plan_object;
@@ -26,26 +26,26 @@ use tokio::time::sleep;
 use tokio_stream::wrappers::TcpListenerStream;
 use tonic::{Request, Response, Status};
 
-/// A main function that does what it is told and keeps it.
+/// Main function that accepts and records generations.
 #[derive(Clone, Default)]
 pub struct RecordingMain {
     told: Arc<Mutex<Vec<Routing>>>,
-    /// Description that it gives in place of what it was told.
+    /// Description that it returns instead of the true one.
     description: Option<Arc<MainDescription>>,
 }
 
 impl RecordingMain {
-    /// The one with the number `replica`, where pods of this test are.
+    /// Starts replica `replica` at its test address.
     async fn start(replica: u32) -> Self {
         Self::at(&address(0, replica)).await
     }
 
-    /// The one at `ip`.
+    /// Starts a main function at `ip`.
     pub async fn at(ip: &str) -> Self {
         Self::default().listen(ip).await
     }
 
-    /// The one at `ip` that describes itself so, whatever it is told.
+    /// Starts a main function at `ip` that always returns this description.
     pub async fn describing(ip: &str, description: MainDescription) -> Self {
         Self { description: Some(Arc::new(description)), ..Self::default() }.listen(ip).await
     }
@@ -106,7 +106,7 @@ impl MainModel for RecordingMain {
     }
 }
 
-/// Addresses that no other test's pods have.
+/// Addresses that no other test uses.
 fn address(part: u32, replica: u32) -> String {
     format!("127.77.{part}.{}", replica + 1)
 }
@@ -117,7 +117,7 @@ async fn pods(server: &Server) -> Vec<Pod> {
     pods.items.into_iter().filter(|pod| pod.metadata.deletion_timestamp.is_none()).collect()
 }
 
-/// As nodes would: every pod runs, and is ready where nothing is missing.
+/// Marks every pod as running, and as ready if nothing is missing.
 async fn run(server: &Server, mains: &[RecordingMain]) {
     for pod in pods(server).await {
         let replica: usize = pod.labels()[REPLICA].parse().unwrap();
@@ -148,7 +148,7 @@ fn uids(pods: &[Pod]) -> BTreeSet<String> {
     pods.iter().filter_map(ResourceExt::uid).collect()
 }
 
-/// The demo deployment with a plan of two groups, which is found by what it was made from.
+/// Creates the demo deployment with a plan of two groups, which is found by its inputs.
 async fn deploy(server: &Server) -> MoEPlan {
     let cpu = json!({"min": 250, "max": 4000, "step": 250});
     let mut owner = deployment(json!({"main": {"cpu": cpu}, "remoteExperts": {"cpu": cpu}}));
@@ -187,7 +187,7 @@ fn groups_and_account_are_pushed_once_and_after_restart() {
         assert_eq!(hosted, [groups[0].clone(), groups[1].clone(), groups[1].clone()]);
         assert!(PlanAccount::from_json(&first[0].account).is_ok(), "{}", first[0].account);
 
-        // One more main function: the same generation, and nothing new for the first.
+        // One more main function gets the same generation; the first one gets nothing new.
         let scale = json!({"spec": {"replicas": 2}});
         let api = server.api::<MoEDeployment>();
         api.patch_scale("demo", &PatchParams::default(), &Patch::Merge(&scale)).await.unwrap();
@@ -197,7 +197,7 @@ fn groups_and_account_are_pushed_once_and_after_restart() {
         let plans = server.api::<MoEPlan>().list(&ListParams::default()).await.unwrap();
         assert_eq!(plans.items.iter().map(ResourceExt::name_any).collect::<Vec<_>>(), [plan.name_any()]);
 
-        // Operator and main function were started again: it is told what it was told before.
+        // After a restart of operator and main function, the same generation is pushed again.
         operator.kill().await;
         mains[0].told.lock().unwrap().clear();
         let operator = Operator::start_with(&server, Budget::unlimited(), &["--signer", "none"]).await;

@@ -1,4 +1,4 @@
-//! The operator's role has what the operator asks for, and nothing more.
+//! The operator's role grants what the operator uses, and nothing more.
 
 use crate::facts::subject;
 use crate::identity::{gateway_identity, stored_certificate};
@@ -24,7 +24,7 @@ use std::mem::{Discriminant, discriminant};
 use std::path::Path;
 use tokio::time::sleep;
 
-/// Permissions that are granted and that no test can see in use, with the reason.
+/// Granted permissions that no test can observe in use, with the reason.
 const UNSEEN: [(&str, &str, &str, &str); 1] = [(
     "remoe.dev",
     "moedeployments/finalizers",
@@ -41,7 +41,7 @@ fn granted() -> BTreeSet<RequiredPermission> {
         for document in without_actions(&text).split("\n---") {
             let object: Value = serde_yaml::from_str(document).unwrap();
             let name = object["metadata"]["name"].as_str().unwrap_or_default();
-            // These are for people.
+            // These are for users.
             if name.ends_with("-edit") || name.ends_with("-view") {
                 continue;
             }
@@ -114,9 +114,9 @@ fn asked(group: &str, resource: &str, verbs: &[&str]) -> impl Iterator<Item = Re
     })
 }
 
-/// Permissions that the operator needs beside the writes of a reconcile.
+/// Permissions that the operator needs in addition to the writes of a reconcile.
 const BESIDE: [(&str, &str, &[&str]); 15] = [
-    // To be told when to look, and what there is.
+    // Watches and lists.
     ("remoe.dev", "moedeployments", &["list", "watch"]),
     ("remoe.dev", "moeplans", &["list", "watch"]),
     ("remoe.dev", "moerecords", &["list", "watch"]),
@@ -127,17 +127,17 @@ const BESIDE: [(&str, &str, &[&str]); 15] = [
     ("remoe.dev", "moedemands", &["get", "list", "watch"]),
     ("", "pods/log", &["get"]),
     ("", "configmaps", &["get"]),
-    // To say how it stands, and what happened.
+    // Status and events.
     ("remoe.dev", "moedeployments/status", &["patch"]),
     ("events.k8s.io", "events", &["create", "patch"]),
-    // Certificates are applied, and the authority is made once.
+    // Certificates are applied, and the authority is created once.
     ("", "secrets", &["get", "create", "patch"]),
-    // Who leads, and which gateways live.
+    // Leases of leaders and gateways.
     ("coordination.k8s.io", "leases", &["get", "create", "update", "list"]),
     (UNSEEN[0].0, UNSEEN[0].1, &[UNSEEN[0].2]),
 ];
 
-/// Looks at `world` until nothing is left to do, and adds what that takes.
+/// Reconciles `world` until it is settled, and adds the permissions used.
 fn settle(
     world: &mut World,
     all: &mut BTreeSet<RequiredPermission>,
@@ -156,8 +156,8 @@ fn settle(
     panic!("not settled");
 }
 
-/// In a cluster in memory, every kind of write there is; what each of them takes, and what is asked beside, is what the role
-/// has.
+/// Makes every kind of write in a cluster in memory. The permissions of these writes, and of the other calls, are
+/// exactly those of the role.
 #[test]
 fn every_verb_of_the_role_is_used_and_none_is_missing() {
     let (mut all, mut kinds) = (BTreeSet::new(), HashSet::new());
@@ -190,8 +190,8 @@ fn every_verb_of_the_role_is_used_and_none_is_missing() {
     assert!(superfluous.is_empty(), "nothing that the operator does takes {superfluous:?}");
 }
 
-/// Removes the label by which the operator finds the last object of this kind, and adds an owner that is none. Of
-/// records that is the routing: facts without their label are found out again, by a pod that no node runs here.
+/// Removes the label by which the operator finds the last object of this kind, and adds a foreign owner. For records
+/// that is the routing: facts without their label would be inspected again, which needs a node.
 async fn meddle<K>(server: &Server)
 where
     K: Resource<Scope = NamespaceResourceScope, DynamicType = ()> + Clone + Debug,
@@ -209,7 +209,7 @@ where
         api.get(&name).await.unwrap().labels().contains_key(DEPLOYMENT)
     })
     .await;
-    // Owners of plans and pods say nothing that counts.
+    // Additional owners of plans and pods do not matter.
     if ["MoEPlan", "Pod"].contains(&K::kind(&()).as_ref()) {
         return;
     }
@@ -226,7 +226,7 @@ where
     .await;
 }
 
-/// Everything that an operator does at some time.
+/// Makes the operator do everything that it ever does.
 async fn everything(server: &Server) {
     let owners = server.api::<MoEDeployment>();
     let mut owner = deployment(json!({"scaling": {"min": 2}}));
@@ -236,7 +236,7 @@ async fn everything(server: &Server) {
     eventually("an inspector", async || {
         let list = pods.list(&ListParams::default()).await.unwrap();
         let Some(pod) = list.items.first() else { return false };
-        // Its log is asked for, which no node has here.
+        // Its log is requested, which does not exist without a node.
         let done = Patch::Merge(json!({"status": {"phase": "Succeeded"}}));
         pods.patch_status(&pod.name_any(), &PatchParams::default(), &done).await.is_ok()
     })
@@ -255,7 +255,7 @@ async fn everything(server: &Server) {
     meddle::<MoERecord>(server).await;
     meddle::<MoEPlan>(server).await;
     meddle::<Pod>(server).await;
-    // Twice, and events of one kind are counted.
+    // Twice, so that events are aggregated.
     for _ in 0..2 {
         let functions = pods.list(&ListParams::default().labels("remoe.dev/function")).await.unwrap().items;
         pods.delete(&functions[0].name_any(), &DeleteParams::default()).await.unwrap();
@@ -266,7 +266,7 @@ async fn everything(server: &Server) {
         })
         .await;
     }
-    // More plans than are kept.
+    // More plans than are stored.
     let plans = server.api::<MoEPlan>();
     let plan = plans.list(&ListParams::default()).await.unwrap().items.remove(0);
     for number in 0..11 {
@@ -276,7 +276,7 @@ async fn everything(server: &Server) {
         another.spec.inputs = number.to_string();
         plans.create(&PostParams::default(), &another).await.unwrap();
     }
-    // A gateway that is gone, another name in HTTP, fewer main functions, and figures that a user supplies.
+    // A dead gateway, another served name, fewer main functions, and a supplied profile.
     let demands = server.api::<MoEDemand>();
     let gone = json!({"status": {"gateways": [{"uid": "gone", "pod": "gone", "waiting": 0, "inFlight": 0,
         "acknowledged": 0, "lastActive": "2026-01-01T00:00:00.000000Z", "sequence": 1}]}});
