@@ -3,7 +3,6 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, unreachable_pub)]
 
 mod account;
-mod alike;
 mod altered;
 mod api_server;
 mod billed_pods;
@@ -12,24 +11,25 @@ mod change_cost;
 mod crds;
 mod deployment_policy;
 mod extras;
-mod following;
+mod group_sleep;
 mod groups;
 mod hostile;
 mod inspection;
-mod line;
 mod load;
 mod main_pollers;
 mod planning;
 mod pods;
 mod profiling;
-mod resting;
+mod replanning;
 mod rollout;
 mod rotation;
 mod scaling;
 mod scene;
+mod shared_scenarios;
 mod sleeping;
 mod source_policy;
 mod specs;
 mod status;
-mod stored;
 mod tenants;
+mod upgrades;
+mod whole_reconcile;

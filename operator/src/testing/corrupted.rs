@@ -119,14 +119,14 @@ impl SeededChoices<'_> {
     }
 
     /// Corrupts one leaf or branch of `value`.
-    fn spoil(&mut self, value: &mut Value) {
+    fn corrupt(&mut self, value: &mut Value) {
         match value {
             Value::Object(map) if !map.is_empty() && self.below(8) > 0 => {
                 let key = map.keys().nth(self.below(map.len())).unwrap().clone();
                 match self.below(12) {
                     0 => drop(map.remove(&key)),
                     1 => drop(map.insert(format!("{key}-"), json!("1"))),
-                    _ => self.spoil(map.get_mut(&key).unwrap()),
+                    _ => self.corrupt(map.get_mut(&key).unwrap()),
                 }
             }
             Value::Array(list) if !list.is_empty() && self.below(8) > 0 => {
@@ -134,13 +134,13 @@ impl SeededChoices<'_> {
                 match self.below(8) {
                     0 => drop(list.remove(index)),
                     1 => list.push(list[index].clone()),
-                    _ => self.spoil(&mut list[index]),
+                    _ => self.corrupt(&mut list[index]),
                 }
             }
             // JSON nested in a string, as in records and ConfigMaps.
             Value::String(text) if text.starts_with('{') && self.below(4) > 0 => {
                 let Ok(mut inner) = serde_json::from_str(text) else { return *value = self.value() };
-                self.spoil(&mut inner);
+                self.corrupt(&mut inner);
                 *text = inner.to_string();
             }
             // Only another number is accepted there.
@@ -160,7 +160,7 @@ impl SeededChoices<'_> {
             value.as_object()?.keys().filter(|key| !["apiVersion", "kind"].contains(&key.as_str()));
         let all: Vec<String> = branches.cloned().collect();
         let branch = all.get(self.below(all.len()))?;
-        self.spoil(value.get_mut(branch)?);
+        self.corrupt(value.get_mut(branch)?);
         let mut corrupted: K = serde_json::from_value(value).ok()?;
         let (meta, known) = (corrupted.meta_mut(), object.meta());
         meta.namespace.clone_from(&known.namespace);
@@ -228,7 +228,7 @@ impl SeededChoices<'_> {
     }
 
     /// Makes up an arbitrary report of a main function.
-    fn saying(&mut self, observation: &mut MainObservation) {
+    fn make_up_observation(&mut self, observation: &mut MainObservation) {
         let number = [0, 1, 7, MAX_GENERATION - 1, MAX_GENERATION, u64::MAX][self.below(6)];
         let address = ["10.0.0.1:9001", "10.0.0.2:9001", ":", "\u{0}"][self.below(4)];
         let time = [Timestamp::MAX, Timestamp::MIN, Timestamp::UNIX_EPOCH][self.below(3)];
@@ -253,7 +253,7 @@ impl SeededChoices<'_> {
         let facts = serde_json::to_value(&world.facts).unwrap();
         let profile = serde_json::to_value(Profile::prior(&world.facts.inspection, "bfloat16")).unwrap();
         let mut said = [facts, profile][self.below(2)].clone();
-        self.spoil(&mut said);
+        self.corrupt(&mut said);
         match self.below(8) {
             0 => "{".repeat(9000),
             1 => String::new(),
@@ -265,30 +265,30 @@ impl SeededChoices<'_> {
     /// Corrupts one object or one report. Returns whether the API would accept it.
     pub fn spoil_world(&mut self, world: &mut World) -> bool {
         let printed = self.printed(world);
-        let there = &mut world.observed;
+        let existing = &mut world.observed;
         match self.below(22) {
-            0..=4 => self.spoil_one(&mut there.pods),
-            5 => self.spoil_one(&mut there.services),
-            6 => self.spoil_one(&mut there.network_policies),
-            7 => self.spoil_one(&mut there.budgets),
-            8 | 9 => self.spoil_one(&mut there.plans),
-            10 => self.spoil_option(&mut there.model),
-            11 | 12 => self.spoil_option(&mut there.routing),
-            13 => there.details.profiles.values_mut().any(|profile| self.spoil_option(profile)),
-            14 => there.details.maps.values_mut().any(|map| self.spoil_option(map)),
-            15..=17 => self.spoil_option(&mut there.demand),
+            0..=4 => self.spoil_one(&mut existing.pods),
+            5 => self.spoil_one(&mut existing.services),
+            6 => self.spoil_one(&mut existing.network_policies),
+            7 => self.spoil_one(&mut existing.budgets),
+            8 | 9 => self.spoil_one(&mut existing.plans),
+            10 => self.spoil_option(&mut existing.model),
+            11 | 12 => self.spoil_option(&mut existing.routing),
+            13 => existing.details.profiles.values_mut().any(|profile| self.spoil_option(profile)),
+            14 => existing.details.maps.values_mut().any(|map| self.spoil_option(map)),
+            15..=17 => self.spoil_option(&mut existing.demand),
             18 | 19 => self.spoil_owner(&mut world.owner),
             20 => {
                 world.printed = Some(printed);
                 // They are polled.
-                there.model = None;
-                there.details.profiles.values_mut().for_each(|profile| *profile = None);
+                existing.model = None;
+                existing.details.profiles.values_mut().for_each(|profile| *profile = None);
                 true
             }
             _ => {
-                let uids: Vec<String> = there.pods.iter().filter_map(ResourceExt::uid).collect();
+                let uids: Vec<String> = existing.pods.iter().filter_map(ResourceExt::uid).collect();
                 let Some(uid) = uids.get(self.below(uids.len())) else { return false };
-                self.saying(there.main_observations.entry(uid.clone()).or_default());
+                self.make_up_observation(existing.main_observations.entry(uid.clone()).or_default());
                 true
             }
         }
@@ -354,8 +354,8 @@ pub fn tenants() -> Vec<World> {
     proposed.observed.details.maps.insert(FIGURES.to_owned(), Some(map));
     // Nothing runs before a user accepts the proposed plan.
     for _ in 0..6 {
-        let (_, steps) = proposed.look();
-        proposed.write(&steps, usize::MAX);
+        let (_, diff) = proposed.reconcile();
+        proposed.write(&diff, usize::MAX);
         proposed.run();
     }
     proposed.owner.spec.accepted_plan =
@@ -380,15 +380,15 @@ pub fn as_read(world: &mut World) {
     fn ours<K: Resource>(object: &K) -> bool {
         object.owner_references().iter().any(|owner| owner.controller == Some(true) && owner.uid == "uid-1")
     }
-    let there = &mut world.observed;
-    there.pods.retain(listed);
-    there.services.retain(listed);
-    there.network_policies.retain(listed);
-    there.budgets.retain(listed);
-    there.plans.retain(|plan| listed(plan) && ours(plan));
+    let existing = &mut world.observed;
+    existing.pods.retain(listed);
+    existing.services.retain(listed);
+    existing.network_policies.retain(listed);
+    existing.budgets.retain(listed);
+    existing.plans.retain(|plan| listed(plan) && ours(plan));
     let read = |record: &MoERecord| listed(record) && ours(record);
-    there.model = there.model.take().filter(read);
-    there.routing = there.routing.take().filter(read);
+    existing.model = existing.model.take().filter(read);
+    existing.routing = existing.routing.take().filter(read);
 }
 
 fn newest(observed: &Observed) -> u64 {
@@ -406,10 +406,10 @@ fn check_kept<K: Resource<DynamicType = ()>>(keep: &DesiredObject<K>) {
 }
 
 /// Checks that all writes concern only the deployment's own objects, and that only its own pods are polled.
-pub fn check(world: &World, steps: &Diff, stated: &MoEDeploymentStatus) {
+pub fn check(world: &World, diff: &Diff, stated: &MoEDeploymentStatus) {
     let observed = &world.observed;
     let mut created = BTreeSet::new();
-    for write in &steps.writes {
+    for write in &diff.writes {
         match write {
             Write::Service(keep) => check_kept(keep),
             Write::Policy(keep) => check_kept(keep),
@@ -453,7 +453,7 @@ pub fn check(world: &World, steps: &Diff, stated: &MoEDeploymentStatus) {
             Write::ForgetGateways(demand) => assert_eq!(demand.uid(), world.demand().uid()),
         }
     }
-    for polled_main in &steps.polled_mains {
+    for polled_main in &diff.polled_mains {
         let pod = observed.pods.iter().find(|pod| pod.uid().as_ref() == Some(&polled_main.uid)).unwrap();
         assert!(is_owned_by(pod, "uid-1"), "{polled_main:?}");
     }
@@ -480,13 +480,13 @@ pub fn is_healed(neighbour: &World, lost: usize, foreign: &[Pod], others: OtherD
         world.observed.pods.push(stolen);
     }
     let before = world.observed.pods.clone();
-    let (_, steps, stated) = world.look_and_state();
-    let made = steps.writes.iter().filter_map(|write| match write {
+    let (_, diff, stated) = world.look_and_state();
+    let made = diff.writes.iter().filter_map(|write| match write {
         Write::Create(creation) => Some(place(&creation.pod)),
         _ => None,
     });
     assert_eq!(made.collect::<Vec<_>>(), [place(&lost)], "{:?}", stated.conditions);
-    for write in &steps.writes {
+    for write in &diff.writes {
         let uid = match write {
             Write::Delete(deletion) => &deletion.uid,
             Write::Relabel { live, .. } => live.metadata.uid.as_ref().unwrap(),

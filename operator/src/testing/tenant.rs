@@ -27,8 +27,8 @@ pub fn run(data: &[u8]) {
         dice.spoil_world(&mut world);
     }
     as_read(&mut world);
-    let (_, steps, stated) = world.look_and_state();
-    check(&world, &steps, &stated);
+    let (_, diff, stated) = world.look_and_state();
+    check(&world, &diff, &stated);
     let others = OtherDeployments::sum("theirs", [("spoiled", world.function_counts)]);
     let lost = dice.below(neighbour.observed.pods.len());
     is_healed(neighbour, lost, &world.observed.pods, others);

@@ -179,9 +179,9 @@ impl World {
     }
 
     /// Returns the decisions of one reconcile.
-    pub fn look(&mut self) -> (PlanStage, Diff) {
-        let (planned, steps, _) = self.look_and_state();
-        (planned, steps)
+    pub fn reconcile(&mut self) -> (PlanStage, Diff) {
+        let (planned, diff, _) = self.look_and_state();
+        (planned, diff)
     }
 
     /// Returns the decisions of one reconcile, and its status.
@@ -238,28 +238,28 @@ impl World {
     }
 
     /// Makes the first `most` writes; then the operator is killed. Returns the number of writes.
-    pub fn write(&mut self, steps: &Diff, most: usize) -> usize {
-        self.write_as(steps, most, |_| None)
+    pub fn write(&mut self, diff: &Diff, most: usize) -> usize {
+        self.write_as(diff, most, |_| None)
     }
 
     /// Makes writes with faults from `answer`; see [`Self::write`]. Writes after one that fails, or seems to fail,
     /// are left for the next reconcile.
     pub fn write_as(
         &mut self,
-        steps: &Diff,
+        diff: &Diff,
         most: usize,
         mut answer: impl FnMut(&Write) -> Option<WriteFault>,
     ) -> usize {
         let mut count = 0;
-        for write in steps.writes.iter().take(most) {
+        for write in diff.writes.iter().take(most) {
             let answer = answer(write);
             if answer == Some(WriteFault::Refused) || !self.store(write) || answer == Some(WriteFault::Lost) {
                 return count.max(1);
             }
             count += 1;
         }
-        if count == steps.writes.len() {
-            for polled_main in &steps.polled_mains {
+        if count == diff.writes.len() {
+            for polled_main in &diff.polled_mains {
                 let observation = self.observed.main_observations.entry(polled_main.uid.clone()).or_default();
                 observation.in_force.get_or_insert(0);
                 let newer =
@@ -378,17 +378,17 @@ impl World {
     pub fn settle(&mut self) -> usize {
         let mut writes = 0;
         for _ in 0..ENOUGH {
-            let (_, steps) = self.look();
-            writes += self.write(&steps, usize::MAX);
-            if steps.settled && steps.writes.is_empty() {
+            let (_, diff) = self.reconcile();
+            writes += self.write(&diff, usize::MAX);
+            if diff.settled && diff.writes.is_empty() {
                 return writes;
             }
             self.run();
         }
-        let (planned, steps) = self.look();
+        let (planned, diff) = self.reconcile();
         panic!(
             "not settled: {:?} {:?} {:?}, {:#?}",
-            planned.state, steps.issues, self.observed.demand, steps.writes
+            planned.state, diff.issues, self.observed.demand, diff.writes
         );
     }
 

@@ -53,14 +53,14 @@ fn an_account_follows_from_the_stored_plan_alone() {
         (apart.clone(), plan_of_groups(&apart, 2)),
     ] {
         let stored: MoEPlanSpec = serde_json::from_str(&serde_json::to_string(&plan).unwrap()).unwrap();
-        let told = account(&stored).unwrap().unwrap();
-        assert_eq!(Some(&told), account(&plan).unwrap().as_ref());
-        let value: Value = serde_json::from_str(&told).unwrap();
+        let account_json = account(&stored).unwrap().unwrap();
+        assert_eq!(Some(&account_json), account(&plan).unwrap().as_ref());
+        let value: Value = serde_json::from_str(&account_json).unwrap();
         let problem: Value = serde_json::to_value(planning(&owner).problem()).unwrap();
         assert!(alike(&value["problem"], &problem), "{value}");
         assert_eq!(value["plan"]["groups"].as_array().map_or(0, Vec::len), plan.groups.len());
         // It can be evaluated as a plan of that problem.
-        let draft = PlanDraft::from_json(&told).unwrap();
+        let draft = PlanDraft::from_json(&account_json).unwrap();
         assert!(evaluate(planning(&owner).problem(), &draft, false).is_ok());
     }
 }
@@ -104,8 +104,8 @@ fn what_is_kept_of_a_large_model_is_small() {
     let planning = planning.unwrap();
     let plan = planning.solve(None, Budget::UNLIMITED).unwrap();
     let kept = plan.basis.as_ref().unwrap().len();
-    let told = account(&plan).unwrap().unwrap().len();
-    assert!(kept < 16 << 10 && told < 4 << 20, "{kept} bytes kept, {told} told");
+    let account_json = account(&plan).unwrap().unwrap().len();
+    assert!(kept < 16 << 10 && account_json < 4 << 20, "{kept} bytes kept, {account_json} told");
 }
 
 /// A new account alone pushes no generation: it follows from the plan, which the generation names.

@@ -42,11 +42,11 @@ fn restarted(pod: &mut Pod, times: u32) {
 }
 
 /// Returns the names of created pods, and whether a warning gives the reason.
-fn replaced(steps: &Diff) -> (usize, bool) {
-    let made = steps.writes.iter().filter(|write| matches!(write, Write::Create(_))).count();
-    let said = steps.events_after(usize::MAX);
-    let told = said.iter().any(|it| it.reason == "FunctionReplaced" && it.note.contains("PodAltered"));
-    (made, told)
+fn replaced(diff: &Diff) -> (usize, bool) {
+    let made = diff.writes.iter().filter(|write| matches!(write, Write::Create(_))).count();
+    let said = diff.events_after(usize::MAX);
+    let reported = said.iter().any(|it| it.reason == "FunctionReplaced" && it.note.contains("PodAltered"));
+    (made, reported)
 }
 
 /// Reconciles after `change` of the main function's spec.
@@ -56,8 +56,8 @@ fn after(change: impl FnOnce(&mut PodSpec)) -> (usize, bool) {
     let pod = main_pod(&mut world);
     restarted(pod, 0);
     change(pod.spec.as_mut().unwrap());
-    let (_, steps) = world.look();
-    replaced(&steps)
+    let (_, diff) = world.reconcile();
+    replaced(&diff)
 }
 
 #[test]
@@ -125,8 +125,8 @@ fn empty_value_that_the_api_leaves_out_is_no_alteration() {
     variables
         .iter_mut()
         .for_each(|variable| variable.value = variable.value.take().filter(|it| !it.is_empty()));
-    let (_, steps) = world.look();
-    assert_eq!(steps.writes, []);
+    let (_, diff) = world.reconcile();
+    assert_eq!(diff.writes, []);
 }
 
 #[test]
@@ -148,8 +148,8 @@ fn changed_image_replaces_the_pod_once_it_runs() {
         let pod = main_pod(&mut world);
         pod.spec.as_mut().unwrap().containers[0].image = Some("mirror/main:1".to_owned());
         restarted(pod, restarts);
-        let (_, steps) = world.look();
-        replaced(&steps)
+        let (_, diff) = world.reconcile();
+        replaced(&diff)
     };
     assert_eq!(image(0, false), (0, false), "admission may have written it");
     assert_eq!(image(1, false), (1, true));
@@ -164,8 +164,8 @@ fn altered_main_function_gets_no_requests() {
     let pod = main_pod(&mut world);
     let name = pod.name_any();
     pod.spec.as_mut().unwrap().containers[0].command = Some(vec!["sh".to_owned()]);
-    let (_, steps) = world.look();
-    world.write(&steps, usize::MAX);
+    let (_, diff) = world.reconcile();
+    world.write(&diff, usize::MAX);
     assert!(world.demand().spec.mains.iter().all(|main| main.pod != name));
     world.settle();
     assert!(world.observed.pods.iter().all(|pod| pod.name_any() != name));
@@ -184,9 +184,9 @@ fn rewrite(world: &mut World) {
 fn let_admission_rewrite(world: &mut World) -> usize {
     let mut made = 0;
     for _ in 0..60 {
-        let (_, steps) = world.look();
-        made += replaced(&steps).0;
-        world.write(&steps, usize::MAX);
+        let (_, diff) = world.reconcile();
+        made += replaced(&diff).0;
+        world.write(&diff, usize::MAX);
         rewrite(world);
         world.observed.now = world.observed.now.checked_add(SignedDuration::from_secs(60)).unwrap();
         world.run();
@@ -228,8 +228,8 @@ fn fields_rewritten_by_admission_are_ignored_in_comparison() {
         let pod = main_pod(&mut world);
         restarted(pod, 1);
         change(pod.spec.as_mut().unwrap());
-        let (_, steps) = world.look();
-        replaced(&steps)
+        let (_, diff) = world.reconcile();
+        replaced(&diff)
     };
     let image: PodChange = |spec| container(spec).image = Some("mirror/main:1".to_owned());
     let arguments: PodChange = |spec| container(spec).args.as_mut().unwrap().push("--more".to_owned());

@@ -495,13 +495,13 @@ fn functions_export_traces_where_there_is_a_collector() {
     assert_eq!((experts.as_array().unwrap().len(), &nothing), (1, &json!([])));
     let with = |rules: &[Value]| (json!([std::slice::from_ref(&experts[0]), rules].concat()), json!(rules));
     let namespace = json!({"matchLabels": {"kubernetes.io/metadata.name": "monitoring"}});
-    let there = json!({"to": [{"namespaceSelector": namespace}], "ports": [port(4317, "TCP")]});
+    let existing = json!({"to": [{"namespaceSelector": namespace}], "ports": [port(4317, "TCP")]});
     let names = json!({"ports": [port(53, "UDP"), port(53, "TCP")]});
-    assert_eq!(opened("pvc://models", &traced), with(&[there, names]));
+    assert_eq!(opened("pvc://models", &traced), with(&[existing, names]));
     let by_address =
         OperatorEnvironment { trace_collector: trace_collector("http://10.1.2.3:4317"), ..environment() };
-    let there = json!({"to": [{"ipBlock": {"cidr": "10.1.2.3/32"}}], "ports": [port(4317, "TCP")]});
-    assert_eq!(opened("pvc://models", &by_address), with(&[there]));
+    let existing = json!({"to": [{"ipBlock": {"cidr": "10.1.2.3/32"}}], "ports": [port(4317, "TCP")]});
+    assert_eq!(opened("pvc://models", &by_address), with(&[existing]));
     let (fetching, _) = opened("hf://one/two", &traced);
     assert!(
         fetching

@@ -30,7 +30,7 @@ fn count(scene: &mut Scene, steps: usize) -> StartCount {
     let not_experts = (model.outside_bytes + model.non_expert_layer_bytes.iter().sum::<u64>()) as f64;
     let mut remote = remote_experts(&built(&scene.world.owner, &scene.newest().spec));
     for _ in 0..steps {
-        let (planned, steps) = scene.world.look();
+        let (planned, steps) = scene.world.reconcile();
         let target = planned.target.unwrap().revision;
         let now = remote_experts(&target);
         let mut mains = 0;

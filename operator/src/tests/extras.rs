@@ -75,8 +75,8 @@ fn only_what_pods_consist_of_has_them_made_anew() {
     let writes = |given: Value| {
         let mut world = settled.clone();
         world.environment.pods = extras(&given);
-        let (_, steps) = world.look();
-        steps.writes
+        let (_, diff) = world.reconcile();
+        diff.writes
     };
     assert_eq!(writes(json!({})), []);
     let relabelled = writes(json!({"labels": {"team": "a"}, "annotations": {"owner": "b"}}));

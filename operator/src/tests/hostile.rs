@@ -2,7 +2,7 @@
 
 use crate::main_pollers::{MainPollers, PolledMain};
 use crate::testing::example::deployment;
-use crate::tests::api_server::told::RecordingMain;
+use crate::tests::api_server::routing_push::RecordingMain;
 use kube::runtime::reflector::ObjectRef;
 use remoe_test_support::hostile::{Cases, chart_limit, has_grown_little, resident};
 use serde_json::json;
@@ -49,12 +49,12 @@ async fn created_and_deleted_deployments_leave_no_task() {
         assert!(main_pollers.observations(&owner).is_empty());
     }
     keep();
-    let heard = async {
+    let observed_in_force = async {
         while main_pollers.observations(&neighbour)["honest"].in_force.is_none() {
             reconcile_requests.recv().await.unwrap();
         }
     };
-    timeout(LONG, heard).await.expect("another tenant's main function is heard");
+    timeout(LONG, observed_in_force).await.expect("another tenant's main function is heard");
     main_pollers.end(&ObjectRef::from_obj(&neighbour));
     let ended = async {
         while tasks() > before {

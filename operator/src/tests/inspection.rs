@@ -35,7 +35,7 @@ fn failed(seconds_ago: i64) -> serde_json::Value {
     })
 }
 
-fn look(pods: &[Pod]) -> OneShotState {
+fn one_shot_state(pods: &[Pod]) -> OneShotState {
     match inspection_state(None, pods, "uid-1", &inspector_pod_place("demo", SUBJECT), now()) {
         InspectionState::Inspecting(one_shot) => one_shot,
         InspectionState::Known(facts) => panic!("not inspected yet: {facts:?}"),
@@ -49,14 +49,25 @@ fn only_counted_pods_of_the_deployment_are_followed() {
         pod.metadata.owner_references.as_mut().unwrap()[0].uid = "uid-0".to_owned();
         pod
     };
-    assert_eq!(look(&[of_another(u32::MAX)]), OneShotState::Start { incarnation: 0, after: None });
-    assert_eq!(look(&[of_another(0), of_another(1)]), OneShotState::Start { incarnation: 2, after: None });
+    assert_eq!(one_shot_state(&[of_another(u32::MAX)]), OneShotState::Start { incarnation: 0, after: None });
+    assert_eq!(
+        one_shot_state(&[of_another(0), of_another(1)]),
+        OneShotState::Start { incarnation: 2, after: None }
+    );
     // With the right owner reference, but a number that was never reached.
     let forged = pod(u32::MAX, failed(1000));
-    assert_eq!(look(std::slice::from_ref(&forged)), OneShotState::Start { incarnation: 0, after: None });
-    assert_eq!(look(&[forged, pod(0, json!({"phase": "Running"}))]), OneShotState::Waiting { issue: None });
+    assert_eq!(
+        one_shot_state(std::slice::from_ref(&forged)),
+        OneShotState::Start { incarnation: 0, after: None }
+    );
+    assert_eq!(
+        one_shot_state(&[forged, pod(0, json!({"phase": "Running"}))]),
+        OneShotState::Waiting { issue: None }
+    );
     // A clock that is ahead does not prevent retries.
-    let OneShotState::Failed { retry_at, .. } = look(&[pod(0, failed(-1_000_000))]) else { panic!() };
+    let OneShotState::Failed { retry_at, .. } = one_shot_state(&[pod(0, failed(-1_000_000))]) else {
+        panic!()
+    };
     assert!(retry_at <= now().checked_add(SignedDuration::from_secs(300)).unwrap());
 }
 
@@ -89,15 +100,18 @@ fn facts_of_no_possible_model_are_refused() {
 
 #[test]
 fn failed_inspector_reports_cause_and_is_retried_after_backoff() {
-    assert_eq!(look(&[]), OneShotState::Start { incarnation: 0, after: None });
-    assert_eq!(look(&[pod(0, json!({"phase": "Running"}))]), OneShotState::Waiting { issue: None });
-    let OneShotState::Failed { issue, .. } = look(&[pod(0, failed(1))]) else { panic!() };
+    assert_eq!(one_shot_state(&[]), OneShotState::Start { incarnation: 0, after: None });
+    assert_eq!(one_shot_state(&[pod(0, json!({"phase": "Running"}))]), OneShotState::Waiting { issue: None });
+    let OneShotState::Failed { issue, .. } = one_shot_state(&[pod(0, failed(1))]) else { panic!() };
     assert_eq!((issue.reason, issue.message.as_str()), ("ModelUnreadable", "no config.json in /models/demo"));
-    assert!(matches!(look(&[pod(0, failed(20))]), OneShotState::Start { incarnation: 1, after: Some(_) }));
+    assert!(matches!(
+        one_shot_state(&[pod(0, failed(20))]),
+        OneShotState::Start { incarnation: 1, after: Some(_) }
+    ));
     // Pauses grow with each attempt.
-    assert!(matches!(look(&[pod(3, failed(20))]), OneShotState::Failed { .. }));
+    assert!(matches!(one_shot_state(&[pod(3, failed(20))]), OneShotState::Failed { .. }));
     assert_eq!(
-        look(&[pod(3, json!({"phase": "Succeeded"}))]),
+        one_shot_state(&[pod(3, json!({"phase": "Succeeded"}))]),
         OneShotState::Done { pod: "demo-inspect-0123456789-3".to_owned() }
     );
 }

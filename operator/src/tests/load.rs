@@ -52,8 +52,8 @@ impl Scene {
             if self.age.is_multiple_of(15) {
                 self.hear();
             }
-            let (_, steps) = self.world.look();
-            self.world.write(&steps, usize::MAX);
+            let (_, diff) = self.world.reconcile();
+            self.world.write(&diff, usize::MAX);
             self.world.run();
             self.age += 1;
             self.occupied += u64::from(self.requests);
@@ -142,8 +142,8 @@ fn main_functions_follow_requests_and_go_a_window_later() {
     scene.pass(140);
     assert_eq!(scene.mains(), 1);
     assert!(before.is_subset(&scene.uids()), "the first went on all the time");
-    let (_, steps) = scene.world.look();
-    assert!(steps.settled && steps.writes.is_empty(), "{:?}", steps.writes);
+    let (_, diff) = scene.world.reconcile();
+    assert!(diff.settled && diff.writes.is_empty(), "{:?}", diff.writes);
 }
 
 #[test]
@@ -182,9 +182,9 @@ fn busiest_remote_function_gets_replica_without_new_plan() {
     assert!(scene.pods(Component::RemoteExpert).len() < 2 * count, "not all of them");
     // Only routing changed.
     let routing = scene.world.observed.routing.as_ref().unwrap();
-    let told = serde_json::to_string(routing).unwrap();
+    let generation_text = serde_json::to_string(routing).unwrap();
     let pods = scene.pods(Component::RemoteExpert);
-    assert!(pods.iter().all(|pod| told.contains(&pod.name_any())), "{told}");
+    assert!(pods.iter().all(|pod| generation_text.contains(&pod.name_any())), "{generation_text}");
     assert_eq!(scene.world.observed.plans.len(), plans);
     assert!(before.is_subset(&scene.uids()));
     scene.busy.values_mut().for_each(|busy| *busy = 0.0);

@@ -5,7 +5,7 @@ use crate::main_client::{GenerationOutcome, RoutingOrder};
 use crate::main_pollers::{MainObservation, MainPollers, PolledMain};
 use crate::ports::CONTROL_PORT;
 use crate::testing::example::deployment;
-use crate::tests::api_server::told::RecordingMain;
+use crate::tests::api_server::routing_push::RecordingMain;
 use remoe_proto::v1::{LayerPairs, MainDescription, Routing};
 use remoe_proto::{MAX_DESCRIPTION, placement_digest};
 use serde_json::json;
@@ -55,17 +55,17 @@ async fn silent_main_function_delays_no_other() {
     );
     reconcile_requests.recv().await.unwrap();
     let placement = placement_digest(&Routing::default());
-    let told = Some((3, GenerationOutcome::InForce { problems: Vec::new() }));
+    let received = Some((3, GenerationOutcome::InForce { problems: Vec::new() }));
     let observation = main_pollers.observations(&owner)["b"].clone();
     assert_eq!(
         (observation.in_force, observation.placement, observation.last_outcome),
-        (Some(3), placement, told)
+        (Some(3), placement, received)
     );
     // Compute time of its remote functions, by its own clock.
     let worked = observation.worked.unwrap();
     assert_eq!(worked.age, Duration::from_secs(9));
     assert_eq!(worked.computed, [("10.0.0.9:9001".to_owned(), Duration::from_millis(1500))].into());
-    assert_eq!(main.told().len(), 1);
+    assert_eq!(main.received().len(), 1);
     // Reported once.
     assert_eq!(main_pollers.observations(&owner)["b"].last_outcome, None);
 

@@ -92,12 +92,12 @@ impl World {
         if let Some(table) = steps.table.as_ref().filter(|_| may()) {
             self.table = table.clone();
         }
-        let told: Vec<(String, Generation)> = pushes(&self.table, &self.pods)
+        let pushed_numbers: Vec<(String, Generation)> = pushes(&self.table, &self.pods)
             .into_iter()
             .filter(|_| may())
             .map(|(pod, generation)| (pod.uid.clone(), generation.clone()))
             .collect();
-        for (uid, generation) in told {
+        for (uid, generation) in pushed_numbers {
             self.tell(&uid, generation);
         }
         // The next step reads it again.
@@ -523,7 +523,7 @@ fn main_functions_stay_while_others_would_find_no_certificate() {
 }
 
 /// Returns the numbers pushed next, by pod name.
-fn told(world: &World, steps: &Rollout) -> Vec<u64> {
+fn pushed_numbers(world: &World, steps: &Rollout) -> Vec<u64> {
     let table = steps.table.as_ref().unwrap_or(&world.table);
     pushes(table, &world.pods).iter().map(|(_, generation)| generation.number).collect()
 }
@@ -539,11 +539,11 @@ fn numbers_out_of_sequence_are_replaced() {
         let silent = world.pods.iter().position(|pod| pod.is_main).unwrap();
         world.pods[silent].in_force = None;
         let steps = world.steps();
-        assert_eq!((&steps.table, told(&world, &steps)), (&None, vec![]));
+        assert_eq!((&steps.table, pushed_numbers(&world, &steps)), (&None, vec![]));
         world.pods[silent].in_force = Some(0);
         world.pods[silent].placement = String::new();
         let steps = world.steps();
-        assert_eq!(told(&world, &steps), [2, 2]);
+        assert_eq!(pushed_numbers(&world, &steps), [2, 2]);
         world.act(&steps, usize::MAX);
         world.settle();
         world.check_settled();
@@ -697,7 +697,7 @@ fn replacements_are_limited_in_a_namespace_and_among_all() {
         world.others = OtherDeployments { namespace, ..elsewhere(others) };
         world.steps().create.len()
     };
-    let of = |there, coming| FunctionCounts { functions: there, unready: 0, replacing: coming };
+    let of = |existing, coming| FunctionCounts { functions: existing, unready: 0, replacing: coming };
     let at_once = (count / 4).max(1);
     assert_eq!(left(FunctionCounts::default(), &[]), at_once);
     assert_eq!(left(of(2, 3), &[]), 0);

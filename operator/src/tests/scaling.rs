@@ -69,12 +69,12 @@ fn pods_stay_while_others_come_and_go() {
     world.settle();
     let before = uids(&world);
     let main = world.target.main.identity.clone();
-    let told = world.table.entries[&main].clone();
+    let current_generation = world.table.entries[&main].clone();
     // More main functions: nothing new is pushed.
     world.target = built(&scaled(3), &plan);
     world.settle();
     world.check_settled();
-    assert_eq!(world.table.entries[&main], told);
+    assert_eq!(world.table.entries[&main], current_generation);
     assert!(before.iter().all(|uid| uids(&world).contains(uid)));
     assert_eq!(uids(&world).len(), before.len() + 2);
     // More of a group: the same revision, with more endpoints.
@@ -84,8 +84,11 @@ fn pods_stay_while_others_come_and_go() {
     world.settle();
     world.check_settled();
     let grown = &world.table.entries[&main];
-    assert_eq!((&grown.plan, &grown.revision, &grown.groups), (&told.plan, &told.revision, &told.groups));
-    assert_eq!(grown.endpoints.len(), told.endpoints.len() + 2);
+    assert_eq!(
+        (&grown.plan, &grown.revision, &grown.groups),
+        (&current_generation.plan, &current_generation.revision, &current_generation.groups)
+    );
+    assert_eq!(grown.endpoints.len(), current_generation.endpoints.len() + 2);
     assert!(before.iter().all(|uid| uids(&world).contains(uid)));
     // And back.
     world.target = built(&owner, &plan);

@@ -71,8 +71,8 @@ impl Scene {
 
     /// Reconciles, and lets a second pass.
     pub fn step(&mut self) -> usize {
-        let (_, steps) = self.world.look();
-        let written = self.world.write(&steps, usize::MAX);
+        let (_, diff) = self.world.reconcile();
+        let written = self.world.write(&diff, usize::MAX);
         self.world.run();
         written
     }

@@ -71,10 +71,10 @@ impl Scene {
 
     /// Reconciles once; the operator is killed after `most` writes. Returns the number of writes.
     fn operate(&mut self, most: usize) -> usize {
-        let steps = self.world.look().1;
+        let diff = self.world.reconcile().1;
         let before = self.world.observed.demand.clone();
-        let ends = steps.writes.iter().any(|write| matches!(write, Write::Delete(_)));
-        let made = self.world.write(&steps, most);
+        let ends = diff.writes.iter().any(|write| matches!(write, Write::Delete(_)));
+        let made = self.world.write(&diff, most);
         let is_asleep = before.is_some() && self.phase() == DemandPhase::Asleep;
         if ends && is_asleep && made > 1 {
             for gateway in self.gateways.iter().filter(|gateway| !gateway.is_cut_off) {
@@ -157,7 +157,7 @@ impl Scene {
         assert_eq!(self.phase(), DemandPhase::Asleep, "{:?}", self.gateways);
         assert!(self.world.observed.pods.is_empty(), "an orphan");
         assert!(self.gateways.iter().all(|gateway| gateway.waiting + gateway.in_flight == 0));
-        assert_eq!(self.world.look().1.writes, []);
+        assert_eq!(self.world.reconcile().1.writes, []);
     }
 }
 
@@ -168,8 +168,8 @@ fn idle_functions_end_and_fifty_requests_wake_them_once() {
     for round in 1..=3 {
         scene.until(DemandPhase::Asleep);
         scene.operate(usize::MAX);
-        let steps = scene.world.look().1;
-        assert!(scene.world.observed.pods.is_empty() && steps.settled && steps.polled_mains.is_empty());
+        let diff = scene.world.reconcile().1;
+        assert!(scene.world.observed.pods.is_empty() && diff.settled && diff.polled_mains.is_empty());
         assert_eq!(scene.world.demand().spec.functions, [], "what sleeps costs nothing");
         scene.ask(0, 49);
         scene.ask(1, 1);
@@ -201,18 +201,18 @@ fn how_a_wake_went_is_told_once() {
             "time to first token 1.{wake}05 s (decide 0.{wake}00 s, schedule 1.000 s, start 0.000 s, \
              load 0.000 s, ready 0.000 s, first 0.005 s)"
         );
-        let mut told = Vec::new();
+        let mut reported = Vec::new();
         for _ in 0..4 {
             scene.pass();
-            let (_, steps, status) = scene.world.look_and_state();
+            let (_, diff, status) = scene.world.look_and_state();
             assert!(status.condition(ConditionType::Active).unwrap().message.contains(&times));
             // The operator is killed before it writes, and another one leads.
-            assert!(!steps.events_after(0).iter().any(|said| said.reason == "FirstToken"));
-            let steps = scene.world.look().1;
-            let made = scene.world.write(&steps, usize::MAX);
-            told.extend(steps.events_after(made).into_iter().filter(|said| said.reason == "FirstToken"));
+            assert!(!diff.events_after(0).iter().any(|said| said.reason == "FirstToken"));
+            let diff = scene.world.reconcile().1;
+            let made = scene.world.write(&diff, usize::MAX);
+            reported.extend(diff.events_after(made).into_iter().filter(|said| said.reason == "FirstToken"));
         }
-        let notes: Vec<&str> = told.iter().map(|said| said.note.as_str()).collect();
+        let notes: Vec<&str> = reported.iter().map(|said| said.note.as_str()).collect();
         assert_eq!(notes, [format!("Wake {wake}: {times}.")]);
         assert_eq!(scene.world.demand().spec.wake_told, wake);
     }
@@ -255,15 +255,15 @@ fn who_comes_while_functions_are_about_to_end_keeps_them() {
     // The gateway writes between the read and the write, so the write fails.
     scene.until(DemandPhase::Draining);
     scene.pass();
-    let steps = scene.world.look().1;
+    let diff = scene.world.reconcile().1;
     let wants =
         |write: &Write| matches!(write, Write::Demand(keep) if keep.wanted.spec.phase == DemandPhase::Asleep);
     assert!(
-        steps.writes.iter().any(wants) && steps.writes.iter().any(|write| matches!(write, Write::Delete(_)))
+        diff.writes.iter().any(wants) && diff.writes.iter().any(|write| matches!(write, Write::Delete(_)))
     );
     scene.ask(0, 1);
     scene.pass();
-    scene.world.write(&steps, usize::MAX);
+    scene.world.write(&diff, usize::MAX);
     assert_eq!((scene.phase(), scene.mains()), (DemandPhase::Draining, mains));
     scene.quiet();
     assert_eq!(scene.served(), 2);
@@ -298,7 +298,7 @@ fn a_new_leader_opens_the_window_again() {
 /// Kills the operator after every write on the way to sleep and back.
 #[test]
 fn killed_after_any_write_it_falls_asleep_and_wakes() {
-    let steps = |scene: &mut Scene| {
+    let diff = |scene: &mut Scene| {
         let (mut writes, mut asked) = (0, false);
         for _ in 0..ENOUGH {
             writes += scene.operate(usize::MAX);
@@ -311,7 +311,7 @@ fn killed_after_any_write_it_falls_asleep_and_wakes() {
         writes
     };
     let mut reference = Scene::new(&["a", "b"]);
-    let writes = steps(&mut reference);
+    let writes = diff(&mut reference);
     assert!(writes > 10);
     for crash in 1..writes {
         let mut scene = Scene::new(&["a", "b"]);
@@ -378,8 +378,8 @@ fn without_gateways_nothing_sleeps() {
     for _ in 0..3 * WINDOW {
         world.run();
     }
-    let steps = world.look().1;
-    assert_eq!((steps.writes, steps.issues[0].reason), (vec![], "NoGateway"));
+    let diff = world.reconcile().1;
+    assert_eq!((diff.writes, diff.issues[0].reason), (vec![], "NoGateway"));
 }
 
 /// Kubelets probe once a second, and a client may be waiting.
@@ -388,8 +388,8 @@ fn serving_function_is_routed_to_before_its_node_reports_it() {
     let mut world = World::with_gateways(spec(), &["a"]);
     let is_remote = |pod: &&Pod| label(&pod.metadata, COMPONENT) == Component::RemoteExpert.name();
     for _ in 0..ENOUGH {
-        let steps = world.look().1;
-        world.write(&steps, usize::MAX);
+        let diff = world.reconcile().1;
+        world.write(&diff, usize::MAX);
         if world.observed.pods.iter().any(|pod| is_remote(&pod)) {
             break;
         }
@@ -402,9 +402,9 @@ fn serving_function_is_routed_to_before_its_node_reports_it() {
         pod.status = serde_json::from_value(status).unwrap();
     }
     let is_told =
-        |world: &mut World| world.look().1.writes.iter().any(|write| matches!(write, Write::Routing(_)));
+        |world: &mut World| world.reconcile().1.writes.iter().any(|write| matches!(write, Write::Routing(_)));
     let mains_start = |world: &mut World| {
-        let polled_mains = world.look().1.polled_mains;
+        let polled_mains = world.reconcile().1.polled_mains;
         assert!(!polled_mains.is_empty());
         polled_mains.iter().all(|main| main.starting)
     };

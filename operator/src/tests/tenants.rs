@@ -96,42 +96,44 @@ fn numbers_of_other_tenants_at_their_limits_are_reconciled() {
 /// Reconciles `tenant` with each of its numbers at each limit. Returns the number of reconciles.
 fn look_at_limits(tenant: &World) -> usize {
     let mut looks = 0;
-    let mut look = |change: &dyn Fn(&mut World)| {
+    let mut reconcile = |change: &dyn Fn(&mut World)| {
         let mut world = tenant.clone();
         change(&mut world);
-        let (_, steps, stated) = world.look_and_state();
-        check(&world, &steps, &stated);
+        let (_, diff, stated) = world.look_and_state();
+        check(&world, &diff, &stated);
         looks += 1;
     };
-    with_limits(&tenant.owner).iter().for_each(|owner| look(&|world| world.owner = owner.clone()));
-    let there = &tenant.observed;
-    for changed in there.demand.iter().flat_map(with_limits) {
-        look(&|world| world.observed.demand = Some(changed.clone()));
+    with_limits(&tenant.owner).iter().for_each(|owner| reconcile(&|world| world.owner = owner.clone()));
+    let existing = &tenant.observed;
+    for changed in existing.demand.iter().flat_map(with_limits) {
+        reconcile(&|world| world.observed.demand = Some(changed.clone()));
     }
-    for changed in there.routing.iter().flat_map(with_limits) {
-        look(&|world| world.observed.routing = Some(changed.clone()));
+    for changed in existing.routing.iter().flat_map(with_limits) {
+        reconcile(&|world| world.observed.routing = Some(changed.clone()));
     }
-    for changed in there.model.iter().flat_map(with_limits) {
-        look(&|world| world.observed.model = Some(changed.clone()));
+    for changed in existing.model.iter().flat_map(with_limits) {
+        reconcile(&|world| world.observed.model = Some(changed.clone()));
     }
-    for changed in there.plans.last().into_iter().flat_map(with_limits) {
-        look(&|world| *world.observed.plans.last_mut().unwrap() = changed.clone());
+    for changed in existing.plans.last().into_iter().flat_map(with_limits) {
+        reconcile(&|world| *world.observed.plans.last_mut().unwrap() = changed.clone());
     }
-    for (index, changed) in there.pods.iter().map(with_limits).enumerate().take(2) {
+    for (index, changed) in existing.pods.iter().map(with_limits).enumerate().take(2) {
         for pod in changed {
-            look(&|world| world.observed.pods[index] = pod.clone());
+            reconcile(&|world| world.observed.pods[index] = pod.clone());
         }
     }
-    for (name, map) in there.details.maps.iter().filter_map(|(name, map)| Some((name, map.as_ref()?))) {
+    for (name, map) in existing.details.maps.iter().filter_map(|(name, map)| Some((name, map.as_ref()?))) {
         for changed in with_limits(map) {
-            look(&|world| drop(world.observed.details.maps.insert(name.clone(), Some(changed.clone()))));
+            reconcile(&|world| drop(world.observed.details.maps.insert(name.clone(), Some(changed.clone()))));
         }
     }
     for (name, record) in
-        there.details.profiles.iter().filter_map(|(name, record)| Some((name, record.as_ref()?)))
+        existing.details.profiles.iter().filter_map(|(name, record)| Some((name, record.as_ref()?)))
     {
         for changed in with_limits(record) {
-            look(&|world| drop(world.observed.details.profiles.insert(name.clone(), Some(changed.clone()))));
+            reconcile(&|world| {
+                drop(world.observed.details.profiles.insert(name.clone(), Some(changed.clone())))
+            });
         }
     }
     looks
@@ -149,8 +151,8 @@ fn what_gateways_say_together_is_looked_at() {
             world.say(most);
             looks += 1;
         }
-        let (_, steps, stated) = world.look_and_state();
-        check(&world, &steps, &stated);
+        let (_, diff, stated) = world.look_and_state();
+        check(&world, &diff, &stated);
     }
     assert!(looks >= 4, "{looks}");
 }
@@ -171,8 +173,8 @@ fn corrupt_objects_are_reconciled_and_others_healed_meanwhile() {
             corrupted += usize::from(dice.spoil_world(&mut world));
         }
         as_read(&mut world);
-        let (_, steps, stated) = world.look_and_state();
-        check(&world, &steps, &stated);
+        let (_, diff, stated) = world.look_and_state();
+        check(&world, &diff, &stated);
         let others = OtherDeployments::sum("theirs", [("spoiled", world.function_counts)]);
         is_healed(&neighbour, looks % functions, &world.observed.pods, others);
         looks += 1;

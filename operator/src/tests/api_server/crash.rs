@@ -1,7 +1,7 @@
 //! Kills the operator after every write; another one continues.
 
 use crate::tests::api_server::stage::{
-    Budget, LOOK, Operator, deploy, is_routed, quiet, run_pods, status_of, world,
+    Budget, Operator, POLL_INTERVAL, deploy, is_routed, quiet, run_pods, status_of, world,
 };
 use crate::tests::api_server::{Server, eventually, with_server, with_servers};
 use kube::api::{Patch, PatchParams};
@@ -41,7 +41,7 @@ pub async fn stopped(server: &Server, operator: &Operator) {
     let mut seen = 0;
     eventually("the last write", async || {
         run_pods(server).await;
-        sleep(LOOK / 5).await;
+        sleep(POLL_INTERVAL / 5).await;
         let made = operator.budget.made();
         quiet = if made == seen { quiet + 1 } else { 0 };
         seen = made;
@@ -58,10 +58,10 @@ fn a_settled_deployment_is_not_written() {
         let before = quiet(&server, &operator).await;
         // A change of a foreign object triggers a reconcile.
         let owners = server.api::<MoEDeployment>();
-        for look in 0..3 {
-            let note = json!({"metadata": {"annotations": {"test/look": look.to_string()}}});
+        for reconcile in 0..3 {
+            let note = json!({"metadata": {"annotations": {"test/look": reconcile.to_string()}}});
             owners.patch("demo", &PatchParams::default(), &Patch::Merge(&note)).await.unwrap();
-            sleep(2 * LOOK).await;
+            sleep(2 * POLL_INTERVAL).await;
         }
         assert_eq!(operator.budget.made(), before);
         operator.kill().await;

@@ -1,7 +1,7 @@
 //! Deletes a deployment, or its namespace, while the operator works on it.
 
 use crate::tests::api_server::crash::stopped;
-use crate::tests::api_server::stage::{Budget, LOOK, Operator, deploy, quiet, run_pods, world};
+use crate::tests::api_server::stage::{Budget, Operator, POLL_INTERVAL, deploy, quiet, run_pods, world};
 use crate::tests::api_server::{Server, eventually, with_server, with_servers};
 use kube::api::DeleteParams;
 use remoe_api::MoEDeployment;
@@ -55,7 +55,7 @@ async fn nothing_is_left(server: &Server, case: &DeletionCase) {
     let mut looks = 0;
     let mut left = Vec::new();
     let gone = eventually("nothing is left", async || {
-        sleep(LOOK).await;
+        sleep(POLL_INTERVAL).await;
         left = world(server).await;
         let owner = server.api::<MoEDeployment>().get_opt("demo").await.unwrap();
         looks = if left.is_empty() && owner.is_none() { looks + 1 } else { 0 };
@@ -75,7 +75,7 @@ fn a_namespace_that_ends_is_left_alone() {
         server.namespaces().delete(&server.namespace, &DeleteParams::default()).await.unwrap();
         eventually("the end of the namespace", async || {
             run_pods(&server).await;
-            sleep(LOOK).await;
+            sleep(POLL_INTERVAL).await;
             server.namespaces().get_opt(&server.namespace).await.unwrap().is_none()
         })
         .await;
@@ -83,13 +83,13 @@ fn a_namespace_that_ends_is_left_alone() {
         let refused = answers.iter().position(|answer| answer.code == http::StatusCode::FORBIDDEN);
         // Once the API refuses new objects, it creates nothing and reports nothing. Its very last calls fail because
         // the namespace is gone.
-        let told = &answers[refused.unwrap_or(answers.len())..];
+        let later_answers = &answers[refused.unwrap_or(answers.len())..];
         let nothing = [http::StatusCode::FORBIDDEN, http::StatusCode::NOT_FOUND];
-        let others = told.iter().filter(|answer| !nothing.contains(&answer.code));
+        let others = later_answers.iter().filter(|answer| !nothing.contains(&answer.code));
         let others: Vec<_> = others.filter(|answer| answer.method != http::Method::DELETE).collect();
         assert!(others.is_empty(), "{others:?}");
-        assert!(!told.iter().any(|answer| answer.path.ends_with("/status")), "{told:?}");
-        assert!(!told.iter().any(|answer| answer.path.contains("events")), "{told:?}");
+        assert!(!later_answers.iter().any(|answer| answer.path.ends_with("/status")), "{later_answers:?}");
+        assert!(!later_answers.iter().any(|answer| answer.path.contains("events")), "{later_answers:?}");
         operator.kill().await;
     });
 }

@@ -3,8 +3,8 @@
 
 use crate::names::{COMPONENT, Component, label};
 use crate::tests::api_server::proxy::{FAULTS, Proxy};
-use crate::tests::api_server::stage::{Budget, LOOK, Operator, deploy, objects};
-use crate::tests::api_server::told::RecordingMain;
+use crate::tests::api_server::routing_push::RecordingMain;
+use crate::tests::api_server::stage::{Budget, Operator, POLL_INTERVAL, deploy, objects};
 use crate::tests::api_server::{Server, eventually, with_server, with_servers};
 use k8s_openapi::api::core::v1::Pod;
 use kube::ResourceExt;
@@ -59,7 +59,7 @@ impl Nodes {
                 let main = RecordingMain::at(&ip).await;
                 self.mains.lock().unwrap().insert(uid.clone(), main);
             }
-            let is_told = !is_main || !self.mains.lock().unwrap()[&uid].told().is_empty();
+            let is_told = !is_main || !self.mains.lock().unwrap()[&uid].received().is_empty();
             let ready = if is_told { "True" } else { "False" };
             let is_so =
                 pod.status.as_ref().and_then(|status| status.conditions.as_ref()).is_some_and(|all| {
@@ -98,12 +98,12 @@ async fn settled(server: &Server, nodes: &Nodes, operator: &Operator, proxy: &Pr
     let mut seen = (operator.budget.made(), 0);
     eventually("a settled deployment", async || {
         nodes.run(server).await;
-        sleep(LOOK).await;
+        sleep(POLL_INTERVAL).await;
         let made = operator.budget.made();
         let quiet = made == seen.0 && is_settled(server).await;
         seen = (made, if quiet { seen.1 + 1 } else { 0 });
         if seen.1 == QUIET {
-            proxy.spoil(0);
+            proxy.corrupt(0);
         }
         seen.1 >= 2 * QUIET
     })
@@ -120,24 +120,24 @@ fn life() -> [Option<Value>; 3] {
 async fn live(server: &Server, proxy: &Proxy, faults: u64) -> Vec<BTreeMap<String, Value>> {
     let nodes = Nodes::new();
     deploy(server).await;
-    proxy.spoil(faults);
+    proxy.corrupt(faults);
     let operator = Operator::start_behind(server, proxy, Budget::unlimited(), &FURTHER).await;
     let owners = server.api::<MoEDeployment>();
     let mut ends = Vec::new();
     for change in life() {
         if let Some(spec) = change {
-            proxy.spoil(faults);
+            proxy.corrupt(faults);
             let change = Patch::Merge(json!({ "spec": spec }));
             owners.patch("demo", &PatchParams::default(), &change).await.unwrap();
         }
         settled(server, &nodes, &operator, proxy).await;
         ends.push(objects(server).await);
     }
-    proxy.spoil(faults);
+    proxy.corrupt(faults);
     owners.delete("demo", &DeleteParams::background()).await.unwrap();
     let mut looks = 0;
     eventually("the end of everything", async || {
-        sleep(LOOK).await;
+        sleep(POLL_INTERVAL).await;
         let nothing = objects(server).await.is_empty() && owners.get_opt("demo").await.unwrap().is_none();
         looks = if nothing { looks + 1 } else { 0 };
         looks >= 8
@@ -201,20 +201,20 @@ fn killed_on_a_bad_day_the_operator_ends_at_the_same_state() {
     with_servers((1..writes).step_by(2), async |server, crash| {
         let (nodes, proxy) = (Nodes::new(), Proxy::start().await);
         deploy(&server).await;
-        proxy.spoil(6);
+        proxy.corrupt(6);
         let budget = Budget::of(usize::try_from(crash).unwrap());
         let operator = Operator::start_behind(&server, &proxy, budget, &FURTHER).await;
         let mut looks = 0;
         eventually("the last write", async || {
             nodes.run(&server).await;
-            sleep(LOOK / 5).await;
+            sleep(POLL_INTERVAL / 5).await;
             // The number of status writes differs between runs: there may be fewer.
             looks = if is_settled(&server).await { looks + 1 } else { 0 };
             operator.budget.is_spent() || looks >= 20
         })
         .await;
         operator.kill().await;
-        proxy.spoil(6);
+        proxy.corrupt(6);
         let operator = Operator::start_behind(&server, &proxy, Budget::unlimited(), &FURTHER).await;
         settled(&server, &nodes, &operator, &proxy).await;
         same(&objects(&server).await, &expected, &format!("after {crash} writes"));

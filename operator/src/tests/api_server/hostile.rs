@@ -25,7 +25,7 @@ const AT_ONCE: usize = 20;
 
 /// Writes a corrupted object of the deployment `demo`, in place or beside it under the labels of `other`. Returns
 /// whether the API server accepted it; absent if there was no object.
-async fn spoil<K>(server: &Server, dice: &mut SeededChoices<'_>) -> Option<bool>
+async fn corrupt<K>(server: &Server, dice: &mut SeededChoices<'_>) -> Option<bool>
 where
     K: Resource<Scope = NamespaceResourceScope, DynamicType = ()>
         + Clone
@@ -101,14 +101,14 @@ fn hostile_objects_cause_no_panic_and_others_are_reconciled() {
         let (mut taken, mut refused, mut slowest) = (0, 0, Duration::ZERO);
         while taken + refused < OBJECTS {
             let written = match dice.below(10) {
-                0 | 1 => spoil::<Pod>(&server, &mut dice).await,
-                2 => spoil::<Service>(&server, &mut dice).await,
-                3 => spoil::<NetworkPolicy>(&server, &mut dice).await,
-                4 => spoil::<PodDisruptionBudget>(&server, &mut dice).await,
-                5 => spoil::<MoEPlan>(&server, &mut dice).await,
-                6 => spoil::<MoERecord>(&server, &mut dice).await,
-                7 => spoil::<Secret>(&server, &mut dice).await,
-                8 => spoil::<MoEDeployment>(&server, &mut dice).await,
+                0 | 1 => corrupt::<Pod>(&server, &mut dice).await,
+                2 => corrupt::<Service>(&server, &mut dice).await,
+                3 => corrupt::<NetworkPolicy>(&server, &mut dice).await,
+                4 => corrupt::<PodDisruptionBudget>(&server, &mut dice).await,
+                5 => corrupt::<MoEPlan>(&server, &mut dice).await,
+                6 => corrupt::<MoERecord>(&server, &mut dice).await,
+                7 => corrupt::<Secret>(&server, &mut dice).await,
+                8 => corrupt::<MoEDeployment>(&server, &mut dice).await,
                 _ => spoil_status(&server, &mut dice).await,
             };
             match written {

@@ -3,13 +3,13 @@
 
 mod crash;
 mod deletion;
+mod extreme_numbers;
 mod faults;
 mod hostile;
 mod neighbours;
-mod poison;
 mod proxy;
+pub mod routing_push;
 mod stage;
-pub mod told;
 mod verbs;
 
 use futures_util::{StreamExt, stream};

@@ -4,7 +4,7 @@ use crate::facts::ModelFacts;
 use crate::ports::CONTROL_PORT;
 use crate::testing::example::facts;
 use crate::tests::api_server::stage::{
-    Budget, LOOK, Operator, deploy_as, deploy_model, run_pods, run_pods_at,
+    Budget, Operator, POLL_INTERVAL, deploy_as, deploy_model, run_pods, run_pods_at,
 };
 use crate::tests::api_server::{Server, eventually, with_server};
 use k8s_openapi::api::core::v1::Pod;
@@ -36,7 +36,7 @@ fn eight_silent_deployments_do_not_delay_a_ninth() {
         let records = server.api::<MoERecord>();
         eventually("the routing of all of them", async || {
             run_pods_at(&server, |_| ADDRESS.to_owned()).await;
-            sleep(LOOK).await;
+            sleep(POLL_INTERVAL).await;
             let list = records.list(&ListParams::default()).await.unwrap();
             list.items.iter().filter(|record| record.name_any().ends_with("-routing")).count() == names.len()
         })
@@ -87,7 +87,7 @@ fn slow_plans_of_eight_do_not_delay_healing_of_ninth_deployment() {
         let of_other = ListParams::default().labels("remoe.dev/deployment=other,remoe.dev/function=main");
         eventually("the main functions of the ninth", async || {
             run_pods(&server).await;
-            sleep(LOOK).await;
+            sleep(POLL_INTERVAL).await;
             pods.list(&of_other).await.unwrap().items.len() == 2
         })
         .await;
@@ -103,7 +103,7 @@ fn slow_plans_of_eight_do_not_delay_healing_of_ninth_deployment() {
             planned.filter(|condition| condition.reason == "Planning").count()
         };
         eventually("the planning of eight deployments", async || {
-            sleep(LOOK).await;
+            sleep(POLL_INTERVAL).await;
             planning().await == SLOW
         })
         .await;

@@ -149,7 +149,7 @@ impl Proxy {
     }
 
     /// Starts to inject `faults`, and to break watches until these are used up.
-    pub fn spoil(&self, faults: u64) {
+    pub fn corrupt(&self, faults: u64) {
         self.between.lists.lock().unwrap().clear();
         self.between.day.lock().unwrap().left = faults;
     }
@@ -186,7 +186,7 @@ async fn pass(State(between): State<Arc<RecordingProxy>>, request: Request) -> R
     let sent = between.client.send(http::Request::from_parts(parts, body.into())).await;
     let Ok(answer) = sent else { return status(StatusCode::BAD_GATEWAY, "NoAnswer") };
     let (mut parts, body) = answer.into_parts();
-    // The forwarded body may differ, so its length is set anew.
+    // The forwarded body may differ, so its length is set again.
     parts.headers.remove(header::CONTENT_LENGTH);
     parts.headers.remove(header::TRANSFER_ENCODING);
     let verb = asked.as_ref().map_or("", |asked| asked.verb.as_str());

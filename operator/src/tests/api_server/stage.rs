@@ -31,7 +31,7 @@ use tokio_util::sync::CancellationToken;
 use tower::{Layer, Service as TowerService};
 
 /// Interval of polling.
-pub const LOOK: Duration = Duration::from_millis(250);
+pub const POLL_INTERVAL: Duration = Duration::from_millis(250);
 
 /// Gate that lets a number of writes through and holds back the others.
 #[derive(Clone)]
@@ -371,7 +371,7 @@ pub async fn quiet(server: &Server, operator: &Operator) -> u64 {
     let mut seen = (written(), 0);
     eventually("quiet", async || {
         run_pods(server).await;
-        sleep(LOOK).await;
+        sleep(POLL_INTERVAL).await;
         seen = if written() == seen.0 { (seen.0, seen.1 + 1) } else { (written(), 0) };
         seen.1 >= 8 && is_routed(server).await
     })

@@ -6,7 +6,7 @@ use crate::names::DEPLOYMENT;
 use crate::testing::example::{deployment, facts};
 use crate::testing::world::World;
 use crate::tests::api_server::proxy::{Proxy, RequiredPermission};
-use crate::tests::api_server::stage::{Budget, LOOK, Operator, run_pods};
+use crate::tests::api_server::stage::{Budget, Operator, POLL_INTERVAL, run_pods};
 use crate::tests::api_server::{Server, eventually, with_server};
 use crate::write::Write;
 use k8s_openapi::NamespaceResourceScope;
@@ -144,13 +144,13 @@ fn settle(
     kinds: &mut HashSet<Discriminant<Write>>,
 ) {
     for _ in 0..60 {
-        let (_, steps) = world.look();
-        all.extend(steps.writes.iter().flat_map(takes));
-        kinds.extend(steps.writes.iter().map(discriminant));
-        if steps.settled && steps.writes.is_empty() {
+        let (_, diff) = world.reconcile();
+        all.extend(diff.writes.iter().flat_map(takes));
+        kinds.extend(diff.writes.iter().map(discriminant));
+        if diff.settled && diff.writes.is_empty() {
             return;
         }
-        world.write(&steps, usize::MAX);
+        world.write(&diff, usize::MAX);
         world.run();
     }
     panic!("not settled");
@@ -241,7 +241,7 @@ async fn everything(server: &Server) {
         pods.patch_status(&pod.name_any(), &PatchParams::default(), &done).await.is_ok()
     })
     .await;
-    sleep(2 * LOOK).await;
+    sleep(2 * POLL_INTERVAL).await;
     let record = facts().record(&owner, &subject(&owner.spec.model, None).unwrap()).unwrap();
     server.api::<MoERecord>().create(&PostParams::default(), &record).await.unwrap();
     eventually("routing", async || {
@@ -286,7 +286,7 @@ async fn everything(server: &Server) {
         json!({"spec": {"profile": {"configMapName": "mine"}}}),
     ] {
         owners.patch("demo", &PatchParams::default(), &Patch::Merge(&change)).await.unwrap();
-        sleep(4 * LOOK).await;
+        sleep(4 * POLL_INTERVAL).await;
         run_pods(server).await;
     }
 }
@@ -314,7 +314,7 @@ fn what_the_operator_asks_for_is_what_its_role_has() {
                 break;
             }
             run_pods(&server).await;
-            sleep(LOOK).await;
+            sleep(POLL_INTERVAL).await;
         }
         let asked = proxy.asked();
         let missing: Vec<&RequiredPermission> = asked.difference(&granted).collect();

@@ -42,11 +42,11 @@ fn respecified(spec: serde_json::Value) -> MoEDeploymentSpec {
 }
 
 fn lose_everything(world: &mut World) {
-    let there = &mut world.observed;
-    (there.model, there.routing) = (None, None);
-    there.details.profiles.clear();
-    there.services.clear();
-    there.budgets.clear();
+    let existing = &mut world.observed;
+    (existing.model, existing.routing) = (None, None);
+    existing.details.profiles.clear();
+    existing.services.clear();
+    existing.budgets.clear();
 }
 
 /// The previous release stored everything in ConfigMaps.
@@ -80,8 +80,8 @@ fn killed_after_any_write_the_line_ends_at_the_same_state() {
             let mut world = begin();
             let mut left = crash;
             while left > 0 {
-                let (_, steps) = world.look();
-                left -= world.write(&steps, left);
+                let (_, diff) = world.reconcile();
+                left -= world.write(&diff, left);
                 world.run();
             }
             world.settle();
@@ -106,9 +106,9 @@ fn reconcile_converges_whatever_the_api_server_answers() {
                     met[0] += 1;
                     world.stale = Some(partly_old(&world, &before, &mut dice));
                 }
-                let (_, steps) = world.look();
+                let (_, diff) = world.reconcile();
                 before = world.observed.clone();
-                world.write_as(&steps, usize::MAX, |_| match dice.below(8) {
+                world.write_as(&diff, usize::MAX, |_| match dice.below(8) {
                     0 => {
                         met[1] += 1;
                         Some(WriteFault::Refused)
@@ -147,7 +147,7 @@ fn a_settled_deployment_is_not_written() {
     assert!(world.settle() > 10);
     for _ in 0..3 {
         world.run();
-        assert_eq!(world.look().1.writes, []);
+        assert_eq!(world.reconcile().1.writes, []);
     }
 }
 
@@ -156,10 +156,10 @@ fn a_settled_deployment_is_not_written() {
 fn a_plan_that_failed_gives_way_to_the_one_that_serves() {
     let mut world = World::new(json!({}));
     world.settle();
-    let served = world.look().0.running.unwrap();
+    let served = world.reconcile().0.running.unwrap();
     let pods = world.observed.pods.len();
     plan_anew(&mut world);
-    let (planned, _) = world.look();
+    let (planned, _) = world.reconcile();
     let PlanState::Planned { hash, .. } = planned.state else { panic!("{:?}", planned.state) };
     assert_ne!(hash, served);
     assert_eq!(planned.target.unwrap().revision.plan, hash);
@@ -168,13 +168,13 @@ fn a_plan_that_failed_gives_way_to_the_one_that_serves() {
         failed_plan: Some(hash.clone()),
         ..MoEDeploymentStatus::default()
     });
-    let (planned, _) = world.look();
+    let (planned, _) = world.reconcile();
     assert_eq!(planned.target.unwrap().revision.plan, served);
     assert_eq!(planned.issues[0].reason, "RolledBack");
     world.settle();
     assert_eq!(world.observed.pods.len(), pods);
     world.owner.metadata.generation = Some(2);
-    assert_eq!(world.look().0.target.unwrap().revision.plan, hash);
+    assert_eq!(world.reconcile().0.target.unwrap().revision.plan, hash);
 }
 
 /// A rollout that no user requested, here to a new version of the operator, waits for its turn; until then functions
@@ -186,7 +186,7 @@ fn unrequested_rollout_waits_its_turn() {
     world.owner.metadata.generation = Some(1);
     world.owner.status = Some(world.look_and_state().2);
     let is_needed = |world: &mut World| {
-        let target = world.look().0.target.unwrap().revision;
+        let target = world.reconcile().0.target.unwrap().revision;
         let table = world.observed.table(&world.owner);
         rollout_turn::needs_turn(&world.owner, &world.observed.functions(&world.owner), &table, &target)
     };
@@ -196,9 +196,9 @@ fn unrequested_rollout_waits_its_turn() {
 
     let functions = |write: &&Write| matches!(write, Write::Create(_) | Write::Delete(_) | Write::Routing(_));
     world.soft_state.has_rollout_turn = false;
-    let (_, steps, stated) = world.look_and_state();
-    assert_eq!(steps.writes.iter().find(functions), None);
-    assert!(!steps.polled_mains.is_empty() && !steps.settled, "main functions are asked on");
+    let (_, diff, stated) = world.look_and_state();
+    assert_eq!(diff.writes.iter().find(functions), None);
+    assert!(!diff.polled_mains.is_empty() && !diff.settled, "main functions are asked on");
     let reason = |kind: ConditionType| stated.condition(kind).unwrap().reason.clone();
     assert_eq!(reason(ConditionType::Progressing), "WaitsItsTurn");
     assert_eq!(stated.condition(ConditionType::Ready).unwrap().status, "True");
@@ -214,7 +214,10 @@ fn unrequested_rollout_waits_its_turn() {
     }
     world = before;
     world.soft_state.has_rollout_turn = true;
-    assert!(world.look().1.writes.iter().any(|write| matches!(write, Write::Create(_))), "it has its turn");
+    assert!(
+        world.reconcile().1.writes.iter().any(|write| matches!(write, Write::Create(_))),
+        "it has its turn"
+    );
     world.settle();
     assert!(!is_needed(&mut world));
 }
@@ -227,9 +230,9 @@ fn what_runs_is_healed_whatever_the_plan_is() {
     world.owner.spec = respecified(json!({"slo": {"ttft": "1ms", "tpot": "1ms"}}));
     world.owner.status = None;
     let lost = world.observed.pods.remove(0);
-    let (planned, steps) = world.look();
+    let (planned, diff) = world.reconcile();
     assert!(matches!(planned.state, PlanState::Refused(_)), "{:?}", planned.state);
-    let made = steps.writes.iter().filter_map(|write| match write {
+    let made = diff.writes.iter().filter_map(|write| match write {
         Write::Create(creation) => creation.pod.metadata.labels.clone(),
         _ => None,
     });
@@ -269,8 +272,8 @@ fn gateways_learn_which_main_functions_require_identity() {
     world.environment.signer = SignerName::Operator;
     let (mut named, mut open) = (0, 0);
     for _ in 0..60 {
-        let (_, steps) = world.look();
-        world.write(&steps, usize::MAX);
+        let (_, diff) = world.reconcile();
+        world.write(&diff, usize::MAX);
         for main in &world.demand().spec.mains {
             let pod = world.observed.pods.iter().find(|pod| pod.uid().as_ref() == Some(&main.uid));
             let Some(pod) = pod else { continue };
@@ -278,7 +281,7 @@ fn gateways_learn_which_main_functions_require_identity() {
             assert_eq!(main.identity.as_deref(), name, "{}", main.pod);
             *if name.is_some() { &mut named } else { &mut open } += 1;
         }
-        if steps.settled && steps.writes.is_empty() {
+        if diff.settled && diff.writes.is_empty() {
             break;
         }
         world.run();

@@ -39,7 +39,7 @@ impl Scene {
         let mut world = World::with_gateways(spec, &["a"]);
         world.facts = large();
         world.settle();
-        let target = world.look().0.target.unwrap();
+        let target = world.reconcile().0.target.unwrap();
         let all: Vec<String> = target.revision.remote.iter().map(|it| it.name.clone()).collect();
         assert!(all.len() > 1, "{all:?}");
         Self { world, all }
@@ -86,8 +86,8 @@ impl Scene {
 
     /// Lets a second pass in which `used` are used.
     fn pass(&mut self, used: &[String]) {
-        let (_, steps) = self.world.look();
-        self.world.write(&steps, usize::MAX);
+        let (_, diff) = self.world.reconcile();
+        self.world.write(&diff, usize::MAX);
         self.world.run();
         self.used(used);
     }
@@ -111,16 +111,16 @@ fn idle_group_ends_and_wakes_for_its_requests() {
     let (busy, idle) = all.split_at(1);
     scene.rest(busy);
     assert_eq!((scene.alive(), scene.routed(), scene.asleep()), (set(busy), set(busy), set(idle)));
-    let (_, steps) = scene.world.look();
-    assert!(steps.settled && steps.writes.is_empty(), "{:?}", steps.writes);
+    let (_, diff) = scene.world.reconcile();
+    assert!(diff.settled && diff.writes.is_empty(), "{:?}", diff.writes);
     let watched = scene.world.groups.watched.clone().unwrap();
     assert_eq!((watched.hosted.len(), &watched.asleep), (all.len(), &set(idle)));
-    assert!(steps.polled_mains.iter().all(|polled_main| polled_main.watched.as_ref() == Some(&watched)));
+    assert!(diff.polled_mains.iter().all(|polled_main| polled_main.watched.as_ref() == Some(&watched)));
     // A reconcile is due at the end of the next window.
     assert!(
-        steps.requeue_after <= std::time::Duration::from_secs(WINDOW as u64 + 2),
+        diff.requeue_after <= std::time::Duration::from_secs(WINDOW as u64 + 2),
         "{:?}",
-        steps.requeue_after
+        diff.requeue_after
     );
     let billed_pods: BTreeSet<&str> =
         scene.world.demand().spec.functions.iter().map(|pod| pod.tier.as_str()).collect();
@@ -128,7 +128,7 @@ fn idle_group_ends_and_wakes_for_its_requests() {
 
     scene.used(&idle[..1]);
     let changes = {
-        scene.world.look();
+        scene.world.reconcile();
         scene.world.groups.changes.clone()
     };
     assert_eq!(
@@ -141,7 +141,7 @@ fn idle_group_ends_and_wakes_for_its_requests() {
     scene.rest(&[]);
     scene.rest(&[]);
     assert_eq!((scene.alive(), scene.routed()), (BTreeSet::new(), BTreeSet::new()));
-    assert_eq!(scene.world.look().1.writes, []);
+    assert_eq!(scene.world.reconcile().1.writes, []);
     assert_eq!((scene.mains(), scene.world.demand().spec.phase), (mains, DemandPhase::Active));
     // Without a window nothing sleeps, and sleeping functions wake.
     scene.world.owner.spec.scaling.remote_idle_window = None;
@@ -199,9 +199,9 @@ fn killed_after_any_write_groups_sleep_and_wake() {
         for second in 0..8 * WINDOW {
             // Half of the time all are used.
             let used = if second / (2 * WINDOW) % 2 == 0 { &all[..1] } else { &all[..] };
-            let (_, steps) = scene.world.look();
+            let (_, diff) = scene.world.reconcile();
             let most = left.unwrap_or(usize::MAX);
-            let made = scene.world.write(&steps, most);
+            let made = scene.world.write(&diff, most);
             writes += made;
             left = match left.map(|left| left.saturating_sub(made)) {
                 Some(0) => {
@@ -242,7 +242,7 @@ fn a_wake_starts_what_those_who_wait_need() {
     let spec = spec(json!({"min": 0, "idleWindow": "40s", "remoteIdleWindow": "20s"}));
     let mut scene = Scene::new(spec);
     let all = scene.all.clone();
-    let target = scene.world.look().0.target.unwrap();
+    let target = scene.world.reconcile().0.target.unwrap();
     let hosted: Vec<_> =
         target.revision.remote.iter().map(|it| it.hosted.clone().unwrap().sets().to_vec()).collect();
     let mut sequence = 0;

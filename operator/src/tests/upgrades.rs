@@ -82,7 +82,7 @@ fn what_config_maps_kept_is_recorded_and_nothing_restarts() {
     world.settle();
     let before = world.observed.clone();
     world.keep_in_config_maps();
-    let (_, steps) = world.look();
+    let (_, steps) = world.reconcile();
     let mut kinds: Vec<&str> = steps
         .writes
         .iter()
@@ -115,7 +115,7 @@ fn config_maps_unconfirmed_by_status_are_ignored() {
     world.keep_in_config_maps();
     let status = world.owner.status.as_mut().unwrap();
     status.model.as_mut().unwrap().digest = "another".to_owned();
-    let (_, steps) = world.look();
+    let (_, steps) = world.reconcile();
     let inspects = |write: &Write| matches!(write, Write::Create(creation) if creation.pod.name_any().starts_with("demo-inspect-"));
     assert!(steps.writes.iter().any(inspects), "{:?}", steps.writes);
     assert!(!steps.writes.iter().any(|write| matches!(write, Write::Facts(_))));
@@ -123,5 +123,5 @@ fn config_maps_unconfirmed_by_status_are_ignored() {
     // A deployment that never ran has none, even if a ConfigMap has its name.
     let mut fresh = World::new(json!({}));
     fresh.observed.details.maps = world.observed.details.maps.clone();
-    assert!(fresh.look().1.writes.iter().any(inspects));
+    assert!(fresh.reconcile().1.writes.iter().any(inspects));
 }

@@ -1,7 +1,7 @@
 //! Extreme numbers written by others: the operator continues for all deployments.
 
 use crate::routing::{MAX_GENERATION, RoutingTable};
-use crate::tests::api_server::stage::{Budget, LOOK, Operator, deploy, quiet, run_pods};
+use crate::tests::api_server::stage::{Budget, Operator, POLL_INTERVAL, deploy, quiet, run_pods};
 use crate::tests::api_server::{Server, eventually, with_server};
 use k8s_openapi::api::core::v1::{Pod, Service};
 use kube::ResourceExt;
@@ -51,14 +51,14 @@ fn an_operator_outlives_numbers_that_overflow() {
         strangers(&server, true).await;
         eventually("the routing to be healed", async || {
             run_pods(&server).await;
-            sleep(LOOK).await;
+            sleep(POLL_INTERVAL).await;
             let table = RoutingTable::from_record(&records.get("demo-routing").await.unwrap());
             !table.corrupted && !table.entries.is_empty() && table.newest() < MAX_GENERATION
         })
         .await;
         let gone = format!("-{}", u32::MAX);
         eventually("the end of the pod that pretends to be the deployment's", async || {
-            sleep(LOOK).await;
+            sleep(POLL_INTERVAL).await;
             let list = server.api::<Pod>().list(&ListParams::default()).await.unwrap();
             list.items.iter().all(|pod| !pod.name_any().ends_with(&gone))
         })
@@ -68,7 +68,7 @@ fn an_operator_outlives_numbers_that_overflow() {
         other.metadata = kube::api::ObjectMeta { name: Some("other".to_owned()), ..Default::default() };
         server.api::<MoEDeployment>().create(&PostParams::default(), &other).await.unwrap();
         eventually("the other deployment's Service", async || {
-            sleep(LOOK).await;
+            sleep(POLL_INTERVAL).await;
             server.api::<Service>().get_opt("other").await.unwrap().is_some()
         })
         .await;

@@ -46,12 +46,12 @@ fn a_wake_is_planned_for_those_who_wait() {
     scene.say("a", 3, 0, Some(mix(MixOf::Waiting, &hot)));
     // The usage of answered requests does not matter here.
     scene.say("b", 0, 0, Some(mix(MixOf::Answered, &[EXPERTS - 1])));
-    let (planned, steps) = scene.world.look();
+    let (planned, diff) = scene.world.reconcile();
     let target = planned.target.clone().unwrap().plan;
     let expected = target.prediction.clone().unwrap();
     assert_eq!((expected.revision, expected.of, expected.requests), (1, MixOf::Waiting, 20));
     assert_eq!(hot_remote(&target, &hot), 0, "{:?}", remote(&target));
-    let kinds: Vec<usize> = steps
+    let kinds: Vec<usize> = diff
         .writes
         .iter()
         .filter_map(|write| match write {
@@ -62,10 +62,10 @@ fn a_wake_is_planned_for_those_who_wait() {
         })
         .collect();
     assert!(kinds.is_sorted() && kinds.first() == Some(&0) && kinds.contains(&2), "{kinds:?}");
-    scene.world.write(&steps, usize::MAX);
+    scene.world.write(&diff, usize::MAX);
     scene.say("a", 0, 3, None);
     scene.until(DemandPhase::Active);
-    assert_eq!(scene.world.look().0.running, planned.target.map(|target| target.revision.plan));
+    assert_eq!(scene.world.reconcile().0.running, planned.target.map(|target| target.revision.plan));
     // The next waking requests use the same experts: the plan is good enough.
     scene.say("a", 0, 0, None);
     scene.until(DemandPhase::Asleep);
@@ -93,25 +93,25 @@ fn main_functions_start_before_the_plan_of_a_wake_is_there() {
     let hot = away(&first.spec);
     scene.world.planner.slow = Some(Duration::from_millis(40));
     scene.say("a", 3, 0, Some(mix(MixOf::Waiting, &hot)));
-    let (planned, steps) = scene.world.look();
-    let reasons = |steps: &Diff| -> Vec<String> {
-        steps.events_after(usize::MAX).into_iter().map(|event| event.reason).collect()
+    let (planned, diff) = scene.world.reconcile();
+    let reasons = |diff: &Diff| -> Vec<String> {
+        diff.events_after(usize::MAX).into_iter().map(|event| event.reason).collect()
     };
-    let said = reasons(&steps);
+    let said = reasons(&diff);
     assert!(
         ["Predicted", "Preallocated", "Waking"].iter().all(|it| said.iter().any(|said| said == it)),
         "{said:?}"
     );
     assert!(!said.iter().any(|said| said == "Planned"), "{said:?}");
-    scene.world.write(&steps, usize::MAX);
+    scene.world.write(&diff, usize::MAX);
     let mains = scene.pods(Component::Main);
     assert_eq!((mains.len(), scene.pods(Component::RemoteExpert).len()), (1, 0), "remote functions wait");
-    assert!(steps.requeue_after <= MAX_REMOTE_HOLD);
+    assert!(diff.requeue_after <= MAX_REMOTE_HOLD);
     let size = planned.target.unwrap().plan.main;
     // The plan arrives: main functions continue, remote ones follow the plan.
     scene.world.planner.arrive();
-    let (planned, steps) = scene.world.look();
-    let said = reasons(&steps);
+    let (planned, diff) = scene.world.reconcile();
+    let said = reasons(&diff);
     assert!(
         ["Planned", "Partitioned", "Replanned"].iter().all(|it| said.iter().any(|said| said == it)),
         "{said:?}"
@@ -119,14 +119,14 @@ fn main_functions_start_before_the_plan_of_a_wake_is_there() {
     let target = planned.target.clone().unwrap().plan;
     assert_eq!((target.main, target.prediction.as_ref().unwrap().of), (size, MixOf::Waiting));
     assert_eq!(hot_remote(&target, &hot), 0, "{:?}", remote(&target));
-    scene.world.write(&steps, usize::MAX);
+    scene.world.write(&diff, usize::MAX);
     assert_eq!(scene.pods(Component::Main), mains, "main functions keep what they were given");
     assert!(!scene.pods(Component::RemoteExpert).is_empty());
     let chain = scene.world.demand().spec.planning.unwrap();
     assert_eq!((chain.wake, chain.predict_us, chain.plan_us), (1, 1500, 40_000));
     scene.say("a", 0, 3, None);
     scene.until(DemandPhase::Active);
-    assert_eq!(scene.world.look().0.running, planned.target.map(|target| target.revision.plan));
+    assert_eq!(scene.world.reconcile().0.running, planned.target.map(|target| target.revision.plan));
 }
 
 #[test]
@@ -169,7 +169,7 @@ fn functions_that_those_who_wait_need_most_are_made_first() {
     let shares = Shares::from_weights(EXPERTS, (0..LAYERS * EXPERTS).map(weight).collect()).unwrap();
     let text = shares.to_text(1000).unwrap();
     scene.say("a", 3, 0, Some(RequestMix { shares: text, ..mix(MixOf::Waiting, &[]) }));
-    let (planned, steps) = scene.world.look();
+    let (planned, diff) = scene.world.reconcile();
     let target = planned.target.unwrap().revision;
     let (rows, layers) = (shares.to_rows(), &scene.world.facts.inspection.moe_layers);
     let work = |name: &str| -> f64 {
@@ -180,7 +180,7 @@ fn functions_that_those_who_wait_need_most_are_made_first() {
         };
         function.hosted.as_ref().unwrap().sets().iter().map(of_set).sum()
     };
-    let made = steps.writes.iter().filter_map(|write| match write {
+    let made = diff.writes.iter().filter_map(|write| match write {
         Write::Create(creation) => Some(&creation.pod.metadata),
         _ => None,
     });
@@ -206,18 +206,18 @@ fn a_plan_that_is_written_is_told_whatever_fails_after_it() {
     scene.until(DemandPhase::Asleep);
     let hot = away(&scene.newest().spec);
     scene.say("a", 3, 0, Some(mix(MixOf::Waiting, &hot)));
-    let (_, steps) = scene.world.look();
-    let told = |steps: &Diff, written: usize| -> usize {
-        steps.events_after(written).iter().filter(|event| event.reason == "Replanned").count()
+    let (_, diff) = scene.world.reconcile();
+    let told = |diff: &Diff, written: usize| -> usize {
+        diff.events_after(written).iter().filter(|event| event.reason == "Replanned").count()
     };
-    let plan = steps.writes.iter().position(|write| matches!(write, Write::Plan(_))).unwrap();
-    assert_eq!((told(&steps, plan), told(&steps, plan + 1), told(&steps, steps.writes.len())), (0, 1, 1));
+    let plan = diff.writes.iter().position(|write| matches!(write, Write::Plan(_))).unwrap();
+    assert_eq!((told(&diff, plan), told(&diff, plan + 1), told(&diff, diff.writes.len())), (0, 1, 1));
     // A gateway writes meanwhile, so the demand object differs from the one that was read.
     scene.say("b", 0, 0, None);
-    let made = scene.world.write(&steps, usize::MAX);
-    assert!(plan < made && made < steps.writes.len(), "{made} of {:?}", steps.writes);
-    assert_eq!(told(&steps, made), 1);
-    let (_, next) = scene.world.look();
+    let made = scene.world.write(&diff, usize::MAX);
+    assert!(plan < made && made < diff.writes.len(), "{made} of {:?}", diff.writes);
+    assert_eq!(told(&diff, made), 1);
+    let (_, next) = scene.world.reconcile();
     assert_eq!(told(&next, usize::MAX), 0);
 }
 
@@ -283,7 +283,7 @@ fn implausible_usage_is_left_out() {
     scene.say("dead", 0, 1, Some(mix(MixOf::Answered, &[6, 7])));
     scene.say("a", 0, 1, None);
     scene.pass(100);
-    assert!(scene.world.look().1.writes.iter().all(|write| matches!(write, Write::ForgetGateways(_))));
+    assert!(scene.world.reconcile().1.writes.iter().all(|write| matches!(write, Write::ForgetGateways(_))));
 }
 
 #[test]
@@ -337,12 +337,12 @@ fn killed_after_any_write_a_follower_ends_at_the_same_plan() {
         scene.world.names()
     };
     let mut reference = begin();
-    let writes = reference.world.look().1.writes.len();
+    let writes = reference.world.reconcile().1.writes.len();
     let names = end(&mut reference);
     for crash in 1..=writes {
         let mut scene = begin();
-        let (_, steps) = scene.world.look();
-        scene.world.write(&steps, crash);
+        let (_, diff) = scene.world.reconcile();
+        scene.world.write(&diff, crash);
         scene.world.run();
         assert_eq!(end(&mut scene), names, "after {crash} writes");
     }
@@ -356,11 +356,12 @@ fn a_wake_that_takes_too_long_goes_on_by_the_plan_before() {
     let first = scene.newest().name_any();
     let hot = away(&scene.newest().spec);
     scene.say("a", 3, 0, Some(mix(MixOf::Waiting, &hot)));
-    let (_, steps) = scene.world.look();
-    scene.world.write(&steps, usize::MAX);
+    let (_, diff) = scene.world.reconcile();
+    scene.world.write(&diff, usize::MAX);
     let second = scene.newest().name_any();
     assert_ne!(first, second);
-    let target = |scene: &mut Scene| format!("demo-{}", scene.world.look().0.target.unwrap().revision.plan);
+    let target =
+        |scene: &mut Scene| format!("demo-{}", scene.world.reconcile().0.target.unwrap().revision.plan);
     scene.pass(290);
     assert_eq!(target(&mut scene), second, "no pod has a place yet");
     scene.pass(20);
@@ -390,14 +391,14 @@ fn a_wake_that_loads_for_long_goes_on() {
     scene.until(DemandPhase::Asleep);
     let hot = away(&scene.newest().spec);
     scene.say("a", 3, 0, Some(mix(MixOf::Waiting, &hot)));
-    let (_, steps) = scene.world.look();
-    scene.world.write(&steps, usize::MAX);
+    let (_, diff) = scene.world.reconcile();
+    scene.world.write(&diff, usize::MAX);
     let second = scene.newest().name_any();
     for pod in &mut scene.world.observed.pods {
         pod.status = serde_json::from_value(json!({"phase": "Running", "podIP": "10.0.0.9"})).unwrap();
     }
     scene.pass(700);
-    let target = scene.world.look().0.target.unwrap().revision.plan;
+    let target = scene.world.reconcile().0.target.unwrap().revision.plan;
     assert_eq!(format!("demo-{target}"), second);
 }
 
@@ -409,8 +410,8 @@ fn drift_to_a_plan_that_fails_is_undone_and_not_repeated() {
     let hot = away(&scene.newest().spec);
     scene.say("a", 0, 1, Some(mix(MixOf::Answered, &hot)));
     scene.pass(100);
-    let (_, steps) = scene.world.look();
-    scene.world.write(&steps, usize::MAX);
+    let (_, diff) = scene.world.reconcile();
+    scene.world.write(&diff, usize::MAX);
     let second = scene.newest().name_any();
     assert_ne!(first, second);
     scene.world.owner.status = Some(MoEDeploymentStatus {
@@ -425,7 +426,8 @@ fn drift_to_a_plan_that_fails_is_undone_and_not_repeated() {
     }
     scene.pass(100);
     scene.step();
-    let target = |scene: &mut Scene| format!("demo-{}", scene.world.look().0.target.unwrap().revision.plan);
+    let target =
+        |scene: &mut Scene| format!("demo-{}", scene.world.reconcile().0.target.unwrap().revision.plan);
     assert_eq!(target(&mut scene), first);
     assert!(scene.world.observed.plans.iter().all(|plan| plan.name_any() != second));
 }
@@ -457,7 +459,7 @@ fn the_latest_of_a_specs_plans_runs() {
     assert_ne!(other.name_any(), third);
     assert_eq!(other.spec.prediction.as_ref().unwrap().revision, 4, "what is known of requests stays known");
     scene.world.owner.spec = before;
-    let target = scene.world.look().0.target.unwrap();
+    let target = scene.world.reconcile().0.target.unwrap();
     assert_eq!(format!("demo-{}", target.revision.plan), third);
 }
 

@@ -5,7 +5,7 @@ use crate::manifests::plan_object;
 use crate::names::{FUNCTION, REPLICA};
 use crate::ports::CONTROL_PORT;
 use crate::testing::example::{deployment, facts, plan_of_groups};
-use crate::tests::api_server::stage::{Budget, LOOK, Operator};
+use crate::tests::api_server::stage::{Budget, Operator, POLL_INTERVAL};
 use crate::tests::api_server::{Server, eventually, with_server};
 use k8s_openapi::api::core::v1::Pod;
 use kube::ResourceExt;
@@ -29,7 +29,7 @@ use tonic::{Request, Response, Status};
 /// Main function that accepts and records generations.
 #[derive(Clone, Default)]
 pub struct RecordingMain {
-    told: Arc<Mutex<Vec<Routing>>>,
+    received: Arc<Mutex<Vec<Routing>>>,
     /// Description that it returns instead of the true one.
     description: Option<Arc<MainDescription>>,
 }
@@ -59,8 +59,8 @@ impl RecordingMain {
         main
     }
 
-    pub fn told(&self) -> Vec<Routing> {
-        self.told.lock().unwrap().clone()
+    pub fn received(&self) -> Vec<Routing> {
+        self.received.lock().unwrap().clone()
     }
 }
 
@@ -71,7 +71,7 @@ impl MainModel for RecordingMain {
     async fn set_routing(&self, request: Request<Routing>) -> Result<Response<RoutingAck>, Status> {
         let routing = request.into_inner();
         let (generation, placement) = (routing.generation, placement_digest(&routing));
-        self.told.lock().unwrap().push(routing);
+        self.received.lock().unwrap().push(routing);
         Ok(Response::new(RoutingAck { generation, placement, problems: Vec::new() }))
     }
 
@@ -82,9 +82,11 @@ impl MainModel for RecordingMain {
         if let Some(description) = &self.description {
             return Ok(Response::new(MainDescription::clone(description)));
         }
-        let told = self.told();
-        let (generation, placement) =
-            told.last().map(|routing| (routing.generation, placement_digest(routing))).unwrap_or_default();
+        let received = self.received();
+        let (generation, placement) = received
+            .last()
+            .map(|routing| (routing.generation, placement_digest(routing)))
+            .unwrap_or_default();
         Ok(Response::new(MainDescription {
             generation,
             placement,
@@ -125,7 +127,7 @@ async fn run(server: &Server, mains: &[RecordingMain]) {
             Some(group) => group.parse::<u32>().unwrap() + 1,
             None => 0,
         };
-        let ready = part > 0 || !mains[replica].told().is_empty();
+        let ready = part > 0 || !mains[replica].received().is_empty();
         let status = if ready { "True" } else { "False" };
         let is_so = pod.status.as_ref().and_then(|status| status.conditions.as_ref()).is_some_and(|all| {
             all.iter().any(|condition| condition.type_ == "Ready" && condition.status == status)
@@ -169,11 +171,11 @@ fn groups_and_account_are_pushed_once_and_after_restart() {
         let settled = async |replicas: usize| {
             eventually("a settled deployment", async || {
                 run(&server, &mains).await;
-                sleep(LOOK).await;
+                sleep(POLL_INTERVAL).await;
                 let status = server.api::<MoEDeployment>().get("demo").await.unwrap().status;
                 let functions = status.and_then(|status| status.functions);
                 functions == Some(format!("{0}/{0}", replicas + 3))
-                    && mains.iter().take(replicas).all(|main| !main.told().is_empty())
+                    && mains.iter().take(replicas).all(|main| !main.received().is_empty())
             })
             .await;
         };
@@ -181,7 +183,7 @@ fn groups_and_account_are_pushed_once_and_after_restart() {
         let before = pods(&server).await;
         let functions: Vec<&String> = before.iter().map(|pod| &pod.labels()[FUNCTION]).collect();
         assert_eq!(functions.iter().filter(|name| **name == "g1").count(), 2, "{functions:?}");
-        let first = mains[0].told();
+        let first = mains[0].received();
         let groups: Vec<_> = plan.spec.groups.iter().map(|group| group.experts().unwrap()).collect();
         let hosted: Vec<_> = first[0].endpoints.iter().map(|endpoint| endpoint.experts.clone()).collect();
         assert_eq!(hosted, [groups[0].clone(), groups[1].clone(), groups[1].clone()]);
@@ -192,17 +194,17 @@ fn groups_and_account_are_pushed_once_and_after_restart() {
         let api = server.api::<MoEDeployment>();
         api.patch_scale("demo", &PatchParams::default(), &Patch::Merge(&scale)).await.unwrap();
         settled(2).await;
-        assert_eq!((mains[0].told(), mains[1].told()), (first.clone(), first.clone()));
+        assert_eq!((mains[0].received(), mains[1].received()), (first.clone(), first.clone()));
         assert!(uids(&pods(&server).await).is_superset(&uids(&before)));
         let plans = server.api::<MoEPlan>().list(&ListParams::default()).await.unwrap();
         assert_eq!(plans.items.iter().map(ResourceExt::name_any).collect::<Vec<_>>(), [plan.name_any()]);
 
         // After a restart of operator and main function, the same generation is pushed again.
         operator.kill().await;
-        mains[0].told.lock().unwrap().clear();
+        mains[0].received.lock().unwrap().clear();
         let operator = Operator::start_with(&server, Budget::unlimited(), &["--signer", "none"]).await;
         settled(2).await;
-        assert_eq!((mains[0].told(), mains[1].told()), (first.clone(), first));
+        assert_eq!((mains[0].received(), mains[1].received()), (first.clone(), first));
         operator.kill().await;
     });
 }
