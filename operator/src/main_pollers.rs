@@ -27,15 +27,15 @@ const MAX_POLLED_MAINS: usize = 128;
 /// Maximum concurrent calls for one deployment. Calls for other deployments do not wait for them.
 const MAX_CONCURRENT_CALLS: usize = 32;
 /// Minimum interval between two calls of one main function.
-const SHORTEST_PAUSE: Duration = Duration::from_secs(1);
+const MIN_INTERVAL: Duration = Duration::from_secs(1);
 /// Initial interval after a change, when requests may wait for the main function. A new order is sent at once.
-const EAGER_PAUSE: Duration = Duration::from_millis(100);
+const EAGER_INTERVAL: Duration = Duration::from_millis(100);
 /// Interval while a starting main function has not answered yet.
-const STARTING_PAUSE: Duration = Duration::from_millis(50);
-/// Longest time for which `STARTING_PAUSE` applies.
+const STARTING_INTERVAL: Duration = Duration::from_millis(50);
+/// Longest time for which `STARTING_INTERVAL` applies.
 const STARTING_LIMIT: Duration = Duration::from_secs(60);
 /// Maximum interval between two calls, while nothing changes.
-const LONGEST_PAUSE: Duration = Duration::from_secs(15);
+const MAX_INTERVAL: Duration = Duration::from_secs(15);
 /// Lifetime of an order after the reconcile that gave it. Later the address may belong to another pod.
 const ORDER_LIFETIME: Duration = Duration::from_secs(60);
 /// Lifetime of a poller after the last reconcile that requested it. Settled deployments are reconciled more often
@@ -117,8 +117,8 @@ impl PollSettings {
 impl MainPollers {
     /// Creates an empty set of pollers, and the receiver of deployments to reconcile.
     pub(crate) fn new() -> (Self, mpsc::Receiver<ObjectRef<MoEDeployment>>) {
-        let (reconcile_requests, looks) = mpsc::channel(MAX_PENDING_RECONCILES);
-        (Self { deployments: Mutex::default(), reconcile_requests }, looks)
+        let (reconcile_requests, receiver) = mpsc::channel(MAX_PENDING_RECONCILES);
+        (Self { deployments: Mutex::default(), reconcile_requests }, receiver)
     }
 
     /// Returns a sender of reconcile requests.
@@ -130,15 +130,15 @@ impl MainPollers {
     pub(crate) fn observations(&self, owner: &MoEDeployment) -> HashMap<String, MainObservation> {
         let deployments = lock(&self.deployments);
         let mains = deployments.get(&ObjectRef::from_obj(owner)).map(|pollers| &pollers.mains);
-        let observation = mains.into_iter().flatten().map(|(uid, conversation)| {
-            let mut observation = lock(&conversation.observation);
+        let observations = mains.into_iter().flatten().map(|(uid, poller)| {
+            let mut observation = lock(&poller.observation);
             let reported = observation.clone();
             observation
                 .last_outcome
                 .take_if(|(_, outcome)| matches!(outcome, GenerationOutcome::InForce { .. }));
             (uid.clone(), reported)
         });
-        observation.collect()
+        observations.collect()
     }
 
     /// Polls exactly `polled_mains` of `owner` from now on, with the credentials in `trust`.
@@ -159,7 +159,7 @@ impl MainPollers {
             mains: HashMap::new(),
             tasks: JoinSet::new(),
         });
-        let mut before = std::mem::take(&mut pollers.mains);
+        let mut previous = std::mem::take(&mut pollers.mains);
         for PolledMain { uid, ip, order, starting, watched } in
             polled_mains.into_iter().take(MAX_POLLED_MAINS)
         {
@@ -170,12 +170,12 @@ impl MainPollers {
                 trust: trust.cloned(),
                 requested_at: Instant::now(),
             };
-            let continued =
-                before.remove(&uid).filter(|pollers| pollers.ip == ip && !pollers.task.is_finished());
-            let conversation = match continued {
-                Some(conversation) => {
-                    conversation.settings.send_replace(settings);
-                    conversation
+            let existing =
+                previous.remove(&uid).filter(|poller| poller.ip == ip && !poller.task.is_finished());
+            let poller = match existing {
+                Some(poller) => {
+                    poller.settings.send_replace(settings);
+                    poller
                 }
                 None => {
                     let (settings, settings_updates) = watch::channel(settings);
@@ -191,9 +191,9 @@ impl MainPollers {
                     MainPoller { ip, settings, observation, task: pollers.tasks.spawn(polling) }
                 }
             };
-            pollers.mains.insert(uid, conversation);
+            pollers.mains.insert(uid, poller);
         }
-        before.into_values().for_each(|conversation| conversation.task.abort());
+        previous.into_values().for_each(|poller| poller.task.abort());
         while pollers.tasks.try_join_next().is_some() {}
     }
 
@@ -212,12 +212,12 @@ async fn poll(
     call_permits: Arc<Semaphore>,
     (reconcile_requests, deployment): (mpsc::Sender<ObjectRef<MoEDeployment>>, ObjectRef<MoEDeployment>),
 ) {
-    let (mut pause, mut shortest_pause) = (SHORTEST_PAUSE, EAGER_PAUSE);
-    let (begun, mut has_answered) = (Instant::now(), false);
-    let mut last_outcome = ReportedUsage::default();
+    let (mut pause, mut shortest_pause) = (MIN_INTERVAL, EAGER_INTERVAL);
+    let (started_at, mut has_answered) = (Instant::now(), false);
+    let mut usage_history = ReportedUsage::default();
     loop {
         let settings = settings_updates.borrow_and_update().clone();
-        let (ordered, starting, watched) =
+        let (sent_generation, starting, watched) =
             (settings.desired_generation(), settings.starting, settings.watched.clone());
         if settings.requested_at.elapsed() > POLLER_LIFETIME {
             return;
@@ -225,33 +225,34 @@ async fn poll(
         let Ok(permit) = call_permits.acquire().await else { return };
         let (mut reported, pairs) = poll_once(ip, settings).await;
         drop(permit);
-        let mut is_woken = false;
+        let mut used_while_asleep = false;
         if let (Some(watched), Some(pairs)) = (&watched, pairs) {
-            reported.recently_used = recently_used(&mut last_outcome, watched, &pairs);
-            is_woken = reported.recently_used.keys().any(|function| watched.asleep.contains(function));
+            reported.recently_used = recently_used(&mut usage_history, watched, &pairs);
+            used_while_asleep =
+                reported.recently_used.keys().any(|function| watched.asleep.contains(function));
         }
         has_answered |= reported.in_force.is_some();
-        if starting && !has_answered && begun.elapsed() < STARTING_LIMIT {
-            sleep(STARTING_PAUSE).await;
+        if starting && !has_answered && started_at.elapsed() < STARTING_LIMIT {
+            sleep(STARTING_INTERVAL).await;
             continue;
         }
-        if record(&mut lock(&observation), reported) || is_woken {
-            (pause, shortest_pause) = (SHORTEST_PAUSE, EAGER_PAUSE);
+        if record(&mut lock(&observation), reported) || used_while_asleep {
+            (pause, shortest_pause) = (MIN_INTERVAL, EAGER_INTERVAL);
             // If the channel is full, the next periodic reconcile sees it.
             let _no_room = reconcile_requests.try_send(deployment.clone());
         } else {
             // The time of last use is only as precise as the polling interval.
-            let longest = if watched.is_some() { SHORTEST_PAUSE } else { LONGEST_PAUSE };
+            let longest = if watched.is_some() { MIN_INTERVAL } else { MAX_INTERVAL };
             pause = (2 * pause).min(longest);
         }
-        let other_order = timeout(
+        let order_changed = timeout(
             shortest_pause,
-            settings_updates.wait_for(|settings| settings.desired_generation() != ordered),
+            settings_updates.wait_for(|settings| settings.desired_generation() != sent_generation),
         )
         .await;
-        match other_order.map(|pollers| pollers.is_ok()) {
+        match order_changed.map(|updates| updates.is_ok()) {
             Ok(true) => {
-                shortest_pause = EAGER_PAUSE;
+                shortest_pause = EAGER_INTERVAL;
                 continue;
             }
             Ok(false) => return,
@@ -261,13 +262,13 @@ async fn poll(
             changed = settings_updates.changed() => if changed.is_err() { return },
             () = sleep(pause.saturating_sub(shortest_pause)) => {}
         }
-        shortest_pause = (2 * shortest_pause).min(SHORTEST_PAUSE);
+        shortest_pause = (2 * shortest_pause).min(MIN_INTERVAL);
     }
 }
 
 /// Returns the functions of `watched` that were used since the last poll, by the usage counts `pairs`.
 fn recently_used(
-    last_outcome: &mut ReportedUsage,
+    usage_history: &mut ReportedUsage,
     watched: &WatchedFunctions,
     pairs: &[LayerPairs],
 ) -> BTreeMap<String, Timestamp> {
@@ -276,7 +277,7 @@ fn recently_used(
     let requested: BTreeSet<_> = watched.hosted.values().flatten().flat_map(experts_of).collect();
     let pairs: Vec<_> = pairs.iter().map(|reported| restricted_to(&requested, reported)).collect();
     // Usage counted before the first poll has no known time.
-    let uses = last_outcome.note("", &pairs, false);
+    let uses = usage_history.note("", &pairs, false);
     let recently_used = watched.hosted.iter().filter(|(_, hosted)| uses.of(hosted) > 0);
     recently_used.map(|(function, _)| (function.clone(), now)).collect()
 }
@@ -288,8 +289,9 @@ fn experts_of(set: &LayerExperts) -> impl Iterator<Item = (u32, u32)> {
 
 /// Returns the part of `reported` about the experts in `requested`.
 fn restricted_to(requested: &BTreeSet<(u32, u32)>, reported: &LayerPairs) -> LayerPairs {
-    let both = reported.experts.iter().copied().zip(reported.pairs.iter().copied());
-    let (experts, pairs) = both.filter(|(expert, _)| requested.contains(&(reported.layer, *expert))).unzip();
+    let counts = reported.experts.iter().copied().zip(reported.pairs.iter().copied());
+    let (experts, pairs) =
+        counts.filter(|(expert, _)| requested.contains(&(reported.layer, *expert))).unzip();
     LayerPairs { layer: reported.layer, experts, pairs }
 }
 
@@ -298,8 +300,8 @@ fn restricted_to(requested: &BTreeSet<(u32, u32)>, reported: &LayerPairs) -> Lay
 async fn poll_once(ip: IpAddr, settings: PollSettings) -> (MainObservation, Option<Vec<LayerPairs>>) {
     let trust = settings.trust.as_ref();
     let recently_used = BTreeMap::new();
-    let described = match main_client::describe(ip, trust, settings.watched.is_some()).await {
-        Ok(described) => Some(described),
+    let description = match main_client::describe(ip, trust, settings.watched.is_some()).await {
+        Ok(description) => Some(description),
         Err(DescriptionError::Silent) => None,
         Err(DescriptionError::Invalid(problem)) => {
             let last_outcome = settings.order.map(|order| (order.number, GenerationOutcome::Failed(problem)));
@@ -307,7 +309,7 @@ async fn poll_once(ip: IpAddr, settings: PollSettings) -> (MainObservation, Opti
         }
     };
     let (in_force, placement, worked, pairs) =
-        described.map_or((None, String::new(), None, None), |description| {
+        description.map_or((None, String::new(), None, None), |description| {
             (
                 Some(description.in_force),
                 description.placement,
@@ -340,9 +342,9 @@ async fn poll_once(ip: IpAddr, settings: PollSettings) -> (MainObservation, Opti
 
 /// Stores `reported` in `observation`. Returns whether it is new.
 fn record(observation: &mut MainObservation, reported: MainObservation) -> bool {
-    let other = (observation.in_force, &observation.placement) != (reported.in_force, &reported.placement);
+    let differs = (observation.in_force, &observation.placement) != (reported.in_force, &reported.placement);
     let is_new =
-        other || (reported.last_outcome.is_some() && observation.last_outcome != reported.last_outcome);
+        differs || (reported.last_outcome.is_some() && observation.last_outcome != reported.last_outcome);
     (observation.in_force, observation.placement) = (reported.in_force, reported.placement);
     observation.last_outcome = reported.last_outcome.or(observation.last_outcome.take());
     // These two alone do not trigger a reconcile.
@@ -370,14 +372,14 @@ mod tests {
             pairs: vec![pairs; experts.len()],
             experts,
         };
-        let (mut last_outcome, mut expected) = (ReportedUsage::default(), ReportedUsage::default());
+        let (mut usage_history, mut expected) = (ReportedUsage::default(), ReportedUsage::default());
         expected.note("", &[reported(1, vec![2], 5)], false);
         // Each answer names other experts, as from a hostile main function.
         for number in 0..100 {
             let pairs = [reported(1, vec![2, 3 + number], 5), reported(9 + number, vec![2], 1)];
-            assert_eq!(recently_used(&mut last_outcome, &watched, &pairs), BTreeMap::new());
+            assert_eq!(recently_used(&mut usage_history, &watched, &pairs), BTreeMap::new());
         }
-        assert_eq!(last_outcome, expected);
-        assert_eq!(recently_used(&mut last_outcome, &watched, &[reported(1, vec![2, 3], 6)]).len(), 1);
+        assert_eq!(usage_history, expected);
+        assert_eq!(recently_used(&mut usage_history, &watched, &[reported(1, vec![2, 3], 6)]).len(), 1);
     }
 }

@@ -1,3 +1,5 @@
+//! Metrics of the operator.
+
 use super::decide::Effects;
 use super::names::Component;
 use super::scale::{GroupTransition, PhaseChange, ReplicaChange};

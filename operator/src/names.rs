@@ -165,7 +165,7 @@ mod tests {
         let shown =
             [MAIN.to_owned(), group_function(0), group_function(12), layer_function(3)].map(|it| tier(&it));
         assert_eq!(shown, ["main", "group-0", "group-12", "layer-3"]);
-        // Labels that others wrote.
+        // Labels written by others.
         assert_eq!(["", "g", "l-1", "x3"].map(tier), ["main"; 4]);
     }
 

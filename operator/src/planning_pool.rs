@@ -95,7 +95,7 @@ impl WakePlan {
     }
 }
 
-/// A bounded pool of planning threads.
+/// Bounded pool of planning threads.
 #[derive(Clone)]
 pub(super) struct PlanningPool {
     state: Arc<Mutex<PoolState>>,

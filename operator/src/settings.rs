@@ -1,3 +1,5 @@
+//! Command line of the operator.
+
 use super::deployment_policy::{DeploymentPolicy, NameList, PriceList};
 use super::exposure::GatewayService;
 use super::identity::{Identities, IssuerRef, Signer, SignerName};

@@ -1,3 +1,5 @@
+//! Errors of the control plane.
+
 use remoe_model::CheckpointError;
 use remoe_model::text::TextError;
 use remoe_planner::{AccountError, PlanError};

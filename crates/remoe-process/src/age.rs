@@ -1,3 +1,5 @@
+//! Start time of this process.
+
 use std::time::{Duration, Instant};
 
 /// Returns when this process was started, including the loading of shared libraries before `main`. The kernel counts

@@ -1,3 +1,5 @@
+//! Announcement of a function process to its launcher.
+
 use serde::{Deserialize, Serialize};
 use std::io::{self, Write};
 use std::net::SocketAddr;

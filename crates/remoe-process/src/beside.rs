@@ -1,3 +1,5 @@
+//! Background servers.
+
 use std::io;
 
 /// Spawns a `server` that is not essential. If it fails, logs `lost`, the consequence. Must be called within a tokio

@@ -1,3 +1,5 @@
+//! Ties the life of a process to that of its launcher.
+
 use rustix::process::{Pid, Signal, getppid, set_parent_process_death_signal};
 
 /// Failure to tie a process to its launcher.

@@ -55,7 +55,7 @@ mod tests {
     use tokio::task::JoinSet;
     use tokio::time::timeout;
 
-    /// More connections than a listener has room for by default, before the first is accepted.
+    /// More connections than the default backlog, before the first is accepted.
     #[tokio::test]
     async fn who_comes_in_a_burst_need_not_knock_again() {
         let listener = listen(SocketAddr::from(([127, 0, 0, 1], 0))).unwrap();

@@ -1,3 +1,5 @@
+//! Loading that a shutdown interrupts.
+
 use std::io;
 use tokio_util::sync::CancellationToken;
 

@@ -1,3 +1,5 @@
+//! Structured logs.
+
 use crate::Role;
 use std::io::IsTerminal;
 use tracing_subscriber::{EnvFilter, fmt};

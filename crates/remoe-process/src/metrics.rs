@@ -1,3 +1,5 @@
+//! Prometheus registries and their HTTP endpoint.
+
 use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::{Router, routing::get};

@@ -1,3 +1,5 @@
+//! Checks of resource limits of this process.
+
 use rustix::param::page_size;
 use rustix::process::{Resource, getrlimit};
 use std::io;

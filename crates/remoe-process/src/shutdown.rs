@@ -1,3 +1,5 @@
+//! Graceful shutdown on signals.
+
 use rustix::process::{Signal, getpid, kill_process};
 use std::io;
 use tokio::signal::unix::{SignalKind, signal};

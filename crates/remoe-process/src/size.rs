@@ -1,3 +1,5 @@
+//! Parses sizes in bytes.
+
 use std::ops::RangeInclusive;
 
 /// Units of sizes with their bytes: decimal ones, as for disks and prices, and binary ones, as for memory.

@@ -1,3 +1,5 @@
+//! Errors of a measurement.
+
 use remoe_proto::ServiceError;
 use remoe_rollout::{CgroupError, Ending, LaunchError};
 use std::time::Duration;

@@ -140,7 +140,7 @@ mod tests {
         assert_eq!(Grid::new(2, true, 40).long_prompt, 20);
         assert_eq!(Grid::new(2, true, 128).prompts, [32]);
         assert_eq!(Grid::new(2, true, 40).prompts, [20]);
-        // No prompt is as short as a step has requests: one table has both.
+        // Every prompt is longer than any batch, since one table holds both.
         assert_eq!(Grid::new(2, true, 4096).rows, [4, 8]);
         assert_eq!(Grid::new(2, true, 10).rows, [4]);
     }

@@ -88,7 +88,7 @@ mod tests {
     #[test]
     fn a_column_is_a_line_that_falls_nowhere() {
         assert_line(lines(&[points(2.0, [3.0, 4.0, 6.0])])[0], 2.0, 0.01);
-        // What falls is noise, and so is what begins below zero.
+        // Falling lines and lines that start below zero are noise.
         assert_line(lines(&[points(2.0, [4.0, 3.0, 2.0])])[0], 3.0, 0.0);
         assert_line(lines(&[points(1.0, [0.5, 2.0, 4.5])])[0], 0.0, 1.0 / 100.0);
     }
@@ -106,7 +106,7 @@ mod tests {
     fn below_one_vcpu_a_token_takes_what_it_takes_of_one_stretched() {
         let columns = [points(0.5, [9.0, 12.0, 9.0]), points(1.0, [3.0, 4.0, 6.0])];
         assert_line(lines(&columns)[0], 10.0 - 0.02 * 700.0 / 3.0, 0.02);
-        // Nor does what no token adds to take less than with a whole one.
+        // The base does not become smaller than that of one vCPU.
         let columns = [points(0.1, [3.0, 3.0, 3.0]), points(1.0, [3.0, 4.0, 6.0])];
         assert_line(lines(&columns)[0], 2.0, 3.0 / 700.0);
     }

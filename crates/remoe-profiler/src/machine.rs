@@ -188,7 +188,7 @@ mod tests {
     #[test]
     fn work_of_this_process_is_its_own() {
         let before = CpuTimes::now().unwrap();
-        // However busy the machine is, this gets some time.
+        // Even on a busy machine, this gets some time.
         let mut after = before;
         while after.own - before.own < 0.1 && before.at.elapsed().as_secs() < 60 {
             after = CpuTimes::now().unwrap();

@@ -61,7 +61,7 @@ mod tests {
         assert_eq!(activity.deadline(started, silence), started + silence);
         activity.moved("1 of 2 MB".to_owned());
         assert!(activity.deadline(started, silence) > started + silence);
-        // A function that starts after that has all of the time.
+        // A function that starts later has the full time.
         let later = started + Duration::from_secs(3600);
         assert_eq!(activity.deadline(later, silence), later + silence);
     }

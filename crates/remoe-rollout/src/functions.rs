@@ -191,7 +191,7 @@ mod tests {
     use super::*;
     use crate::placement::MoeLayer;
 
-    /// Reports if a remote function of two layers polls that is told nothing of its size.
+    /// Returns whether a remote function of two layers without a planned size busy-polls.
     fn polls(shared_cores: Option<usize>) -> bool {
         let layers = [0, 1].map(|layer| MoeLayer { layer, experts: 4 });
         let placement =

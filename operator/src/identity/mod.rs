@@ -185,7 +185,7 @@ impl Identities {
     /// must have. Absent without a signer.
     ///
     /// # Errors
-    /// The API cannot be reached, or there is no certificate to show.
+    /// The API cannot be reached, or the operator has no certificate.
     async fn trust(&self, owner: &MoEDeployment) -> Result<Option<Trust>, IdentityFailure> {
         let keyring = match &self.signer {
             Signer::Unsigned => return Ok(None),

@@ -1,3 +1,5 @@
+//! Disruption budgets of functions.
+
 use super::Revision;
 use crate::names::function_selector;
 use crate::ownership::owned_meta;

@@ -1,3 +1,5 @@
+//! Network policies of a deployment.
+
 use super::OperatorEnvironment;
 use crate::names::{COMPONENT, Component, component_selector};
 use crate::ownership::owned_meta;

@@ -1,3 +1,5 @@
+//! Plan objects: their names and hashes.
+
 use crate::digest::digest;
 use crate::ownership::owned_meta;
 use kube::ResourceExt;

@@ -1,3 +1,5 @@
+//! Services of a deployment.
+
 use super::OperatorEnvironment;
 use crate::names::{Component, component_selector};
 use crate::ownership::owned_meta;

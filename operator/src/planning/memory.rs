@@ -1,3 +1,5 @@
+//! Memory of a main function besides weights.
+
 use remoe_api::{ComputeDtype, Device, WorkloadSpec};
 use remoe_model::Inspection;
 use remoe_planner::PAGE_POSITIONS;

@@ -1,3 +1,5 @@
+//! Converts the spec of a deployment into requirements of the planner.
+
 use super::PlanningError;
 use super::memory::MainMemory;
 use crate::quantity::MB;

@@ -1,18 +1,18 @@
-//! The pure step for processes in the scenes that it shares with pods.
+//! Pure step for processes, in the scenarios shared with pods.
 
-use crate::scene;
+use crate::fixtures;
 use remoe_test_support::scenes;
 
+use fixtures::{instance, listening, seconds, wanted};
 use remoe_proto::v1::LayerExperts;
 use remoe_rollout::action::{Action, Route};
 use remoe_rollout::decide::{Desired, Instance, decide};
 use remoe_rollout::memory::RestartMemory;
 use remoe_rollout::time::Time;
 use remoe_rollout::{FunctionId, FunctionPhase};
-use scene::{instance, listening, seconds, wanted};
 use scenes::{FunctionCondition, InForce, RolloutScenario, SCENES, decided, place};
 
-/// When the scenes are, and everything in them has been for long.
+/// Time of the scenarios; all states in them are old.
 const NOW: Time = Time::from_secs(1000);
 
 /// Returns the desired state: a function for each replica, by name.
