@@ -1,5 +1,5 @@
-//! `remoe-agent`: finds out about a model, in a pod of its namespace, what the operator cannot see: the facts of its
-//! checkpoint, and what the hardware takes to run it. Prints one JSON object on standard output.
+//! `remoe-agent` inspects a model, or measures the hardware for it, in a pod of the model's namespace, where the
+//! operator has no access. It prints one JSON object on standard output.
 
 use clap::{Parser, Subcommand};
 use remoe_hub::ModelArgs;
@@ -15,9 +15,9 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::Arc;
 
-/// Exit code: the checkpoint is at fault, restarting does not help.
+/// Exit code of a permanent fault of the checkpoint.
 const EXIT_CHECKPOINT: u8 = 4;
-/// Folder of the function programs, if it is not that of this program.
+/// Environment variable with the folder of the function programs; defaults to this program's folder.
 const FOLDER_VARIABLE: &str = "REMOE_BIN_DIR";
 
 #[derive(Parser)]
@@ -72,7 +72,7 @@ enum AgentError {
 }
 
 impl AgentError {
-    /// Returns the field that the error is about: `credentials` and `source` where the source of the files is at fault.
+    /// Returns the field that the error is about: `credentials` or `source` for faults of the model source.
     fn field(&self) -> Option<&str> {
         match self {
             Self::Checkpoint(error) => error.field(),
@@ -80,7 +80,7 @@ impl AgentError {
         }
     }
 
-    /// Returns the kind of the error, for programs, and the exit code.
+    /// Returns the machine-readable kind of the error, and the exit code.
     fn code(&self) -> (&'static str, u8) {
         match self {
             Self::Checkpoint(error) if !error.is_transient() => ("checkpoint", EXIT_CHECKPOINT),
@@ -111,11 +111,11 @@ fn main() -> ExitCode {
 
 /// Prints the error object that the operator reads.
 fn print_error(code: &str, field: Option<&str>, message: &str) {
-    // If the output is closed, only the exit code tells.
+    // If the output is closed, the exit code alone reports the failure.
     let _closed = print(&json!({"error": {"code": code, "message": message, "field": field}}));
 }
 
-/// Facts of a checkpoint, and the commit of the hub that they are of.
+/// Facts of a checkpoint, and its commit if it is from the hub.
 #[derive(Serialize)]
 struct Facts<'a> {
     #[serde(flatten)]
@@ -153,7 +153,7 @@ fn profile(args: &ProfileArgs) -> Result<(), AgentError> {
         let shutdown = shutdown_on_signal().map_err(AgentError::Runtime)?;
         tokio::select! {
             profile = measure(request, programs, Gate::new(true), Arc::new(Lines)) => Ok(profile?),
-            // The functions of the measurement end with the runtime.
+            // The measured functions end with the runtime.
             () = shutdown.cancelled() => Err(ProfileError::Interrupted.into()),
         }
     });
@@ -168,7 +168,7 @@ fn profile(args: &ProfileArgs) -> Result<(), AgentError> {
     print(&profile)
 }
 
-/// Finds the function programs beside this one: each image has a main function by this name, whatever its operations.
+/// Finds the function programs next to this one. Every image has a main function of this name, whatever its backend.
 fn programs() -> Result<Programs, AgentError> {
     let folder = match std::env::var_os(FOLDER_VARIABLE) {
         Some(folder) => PathBuf::from(folder),
@@ -177,7 +177,7 @@ fn programs() -> Result<Programs, AgentError> {
     Ok(Programs { main: folder.join("main-model-fn"), remote: folder.join("remote-expert-fn") })
 }
 
-/// Reports as lines on standard error.
+/// Reporter of lines on standard error.
 struct Lines;
 
 impl Reporter for Lines {
@@ -194,7 +194,7 @@ impl Reporter for Lines {
     }
 
     fn log(&self, line: LogLine<'_>) {
-        // Information of the functions is of no use once they have ended.
+        // Debug and info lines of measured functions are not useful.
         let is_shown =
             !line.text.contains("\"level\":\"INFO\"") && !line.text.contains("\"level\":\"DEBUG\"");
         if is_shown && !line.text.is_empty() {
@@ -210,6 +210,6 @@ fn print(value: &impl Serialize) -> Result<(), AgentError> {
 }
 
 fn tell(text: &str) {
-    // A closed standard error must not end what runs.
+    // A closed standard error must not abort the measurement.
     let _closed = writeln!(io::stderr().lock(), "{text}");
 }

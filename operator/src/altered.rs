@@ -1,35 +1,35 @@
-//! Detection of pods of functions that do not run what the operator wrote. Pure.
+//! Detects pods of functions whose spec differs from the one that the operator wrote. Pure.
 //!
-//! An account with rights on pods may change the image of a running one, or put another pod under its name. Labels and
-//! annotations tell nothing about that, because they can be written as well: the spec itself is compared. Admission adds
-//! to specs (sidecars, variables, volumes, tolerations), so additions are no alteration.
+//! An account with rights on pods can change the image of a running pod, or replace a pod under its name. Labels and
+//! annotations can be forged too, so the spec itself is compared. Admission adds to specs (sidecars, variables,
+//! volumes, tolerations), so additions are no alteration.
 //!
-//! Admission may also rewrite what was written, and does so to the pod that replaces an altered one. After
-//! [`MOST_REPLACEMENTS`] at a place, an altered pod stays and gets no work, until the settings name the field.
+//! Admission may also rewrite fields, and would do so again to the replacement. After [`MAX_REPLACEMENTS`]
+//! replacements of one replica, an altered pod stays but gets no work, until the settings exempt the field.
 
-use super::drift::covers;
+use super::drift::includes_all;
 use super::manifests::Revision;
+use super::pod_comparison::{Comparison, PodField};
 use super::pods::PodView;
-use super::rewritten::{Comparison, PodField};
-use super::trouble::Trouble;
+use super::status_issue::StatusIssue;
 use k8s_openapi::api::core::v1::{Container, Pod, PodSpec, Volume, VolumeMount};
 use kube::ResourceExt;
 use remoe_api::MoEDeployment;
 use serde::Serialize;
 use serde_json::Value;
 
-/// The reason of a pod that is not as it was written.
+/// Reason of an altered pod.
 const ALTERED: &str = "PodAltered";
-/// The reason of a pod that is not as it was written although it replaced others that were not.
+/// Reason of a pod that is still altered after [`MAX_REPLACEMENTS`] replacements.
 const REWRITTEN: &str = "PodRewritten";
-/// Pods at one place that are replaced before an altered one stays.
-const MOST_REPLACEMENTS: u32 = 4;
-/// Flag that a main function gets after its identity is fixed: its value may differ from the present plan's.
-const DRAIN: &str = "--drain-seconds";
+/// Replacements of one replica before an altered pod stays.
+const MAX_REPLACEMENTS: u32 = 4;
+/// Flag outside a function's identity: its value may differ from that of the current plan.
+const DRAIN_FLAG: &str = "--drain-seconds";
 
-/// Marks those of `views` as faulty whose pods are not as `revision` has them, by `comparison`. Those that replaced
-/// [`MOST_REPLACEMENTS`] others stay in trouble instead.
-pub(crate) fn mark(
+/// Marks altered pods in `views` as faulty, comparing `pods` with `revision` by `comparison`. After
+/// [`MAX_REPLACEMENTS`] replacements a pod gets an issue instead.
+pub(crate) fn mark_altered(
     views: &mut [PodView],
     pods: &[Pod],
     owner: &MoEDeployment,
@@ -46,34 +46,37 @@ pub(crate) fn mark(
             continue;
         };
         let wanted = function.pod(owner, view.replica, view.name.incarnation).spec.unwrap_or_default();
-        let Some(what) = alteration(live, &wanted, &comparison.of(view.restarts)) else { continue };
-        // No admission changes an image later.
-        let is_later = what.field == Some(PodField::Image) && view.restarts > 0;
-        if is_later || view.name.incarnation < MOST_REPLACEMENTS {
-            view.fault = Some(Trouble::new(ALTERED, format!("{}; replacing the pod", what.message)));
+        let Some(alteration) = find_alteration(live, &wanted, &comparison.is_compared(view.restarts)) else {
+            continue;
+        };
+        // Admission does not change images of running pods.
+        let is_later = alteration.field == Some(PodField::Image) && view.restarts > 0;
+        if is_later || view.name.incarnation < MAX_REPLACEMENTS {
+            view.fault =
+                Some(StatusIssue::new(ALTERED, format!("{}; replacing the pod", alteration.message)));
             continue;
         }
-        // Accounts that may write pods may choose such a name: neither gateways nor main functions learn its address.
+        // A name with a high incarnation can be forged: neither gateways nor main functions learn its address.
         (view.ready, view.ip) = (false, None);
-        view.trouble = Some(Trouble::new(REWRITTEN, what.advice()));
+        view.issue = Some(StatusIssue::new(REWRITTEN, alteration.advice()));
     }
 }
 
-/// A difference from what was written.
+/// Difference between a live pod and the desired one.
 struct Alteration {
-    /// Field, unless no admission may rewrite it.
+    /// Altered field; absent if admission may never rewrite it.
     field: Option<PodField>,
-    /// Field and values, as a clause.
+    /// Description of the difference, as a clause.
     message: String,
 }
 
 impl Alteration {
-    /// One of a field that settings may name.
-    fn of(field: PodField, message: impl Into<String>) -> Self {
+    /// Creates an alteration of a field that settings may exempt.
+    fn in_field(field: PodField, message: impl Into<String>) -> Self {
         Self { field: Some(field), message: message.into() }
     }
 
-    /// Returns what to do once replacing did not help.
+    /// Returns the advice for users after replacements did not help.
     fn advice(&self) -> String {
         let rewritten = self.field.map_or_else(String::new, |field| {
             format!(
@@ -82,15 +85,15 @@ impl Alteration {
             )
         });
         format!(
-            "{} in {MOST_REPLACEMENTS} pods that were replaced too; the pod gets no requests{rewritten}; else find \
+            "{} in {MAX_REPLACEMENTS} pods that were replaced too; the pod gets no requests{rewritten}; else find \
              out who writes pods in the namespace, and delete the pod",
             self.message
         )
     }
 }
 
-/// Returns what is otherwise in `live` than in `wanted`, of the fields that `is_compared` names.
-fn alteration(
+/// Returns the first difference of `live` from `wanted`, among the fields for which `is_compared` is true.
+fn find_alteration(
     live: &PodSpec,
     wanted: &PodSpec,
     is_compared: &impl Fn(PodField) -> bool,
@@ -100,23 +103,26 @@ fn alteration(
     if host.map(Option::unwrap_or_default) != ours.map(Option::unwrap_or_default) {
         return Some(Alteration { field: None, message: "namespaces of the host changed".to_owned() });
     }
-    let is_kept = |live: &Option<String>, wanted: &Option<String>| wanted.is_none() || live == wanted;
+    let is_unchanged = |live: &Option<String>, wanted: &Option<String>| wanted.is_none() || live == wanted;
     let fields = [
-        (PodField::ServiceAccountName, is_kept(&live.service_account_name, &wanted.service_account_name)),
-        (PodField::RuntimeClassName, is_kept(&live.runtime_class_name, &wanted.runtime_class_name)),
+        (
+            PodField::ServiceAccountName,
+            is_unchanged(&live.service_account_name, &wanted.service_account_name),
+        ),
+        (PodField::RuntimeClassName, is_unchanged(&live.runtime_class_name, &wanted.runtime_class_name)),
         (
             PodField::AutomountServiceAccountToken,
             live.automount_service_account_token == wanted.automount_service_account_token,
         ),
-        (PodField::SecurityContext, says(&live.security_context, &wanted.security_context)),
+        (PodField::SecurityContext, includes(&live.security_context, &wanted.security_context)),
     ];
     if let Some((field, _)) = fields.iter().find(|(field, kept)| !kept && is_compared(*field)) {
-        return Some(Alteration::of(*field, format!("{field} changed")));
+        return Some(Alteration::in_field(*field, format!("{field} changed")));
     }
     for volume in wanted.volumes.iter().flatten() {
         let found = live.volumes.iter().flatten().find(|live| live.name == volume.name);
         if !found.is_some_and(|live| is_volume(live, volume)) && is_compared(PodField::Volumes) {
-            return Some(Alteration::of(PodField::Volumes, format!("volume {} changed", volume.name)));
+            return Some(Alteration::in_field(PodField::Volumes, format!("volume {} changed", volume.name)));
         }
     }
     wanted.containers.iter().find_map(|wanted| {
@@ -137,12 +143,12 @@ fn altered_container(
     if is_compared(PodField::Image) && live.image != wanted.image {
         let shown = |image: &Option<String>| image.clone().unwrap_or_default();
         let message = format!("image changed to {} from {}", shown(&live.image), shown(&wanted.image));
-        return Some(Alteration::of(PodField::Image, message));
+        return Some(Alteration::in_field(PodField::Image, message));
     }
     let mounts = |container: &Container| container.volume_mounts.clone().unwrap_or_default();
     let variables = |container: &Container| {
         let mut all = container.env.clone().unwrap_or_default();
-        // The API server leaves an empty value out.
+        // The API server drops empty values.
         all.iter_mut()
             .for_each(|variable| variable.value = variable.value.take().filter(|it| !it.is_empty()));
         all
@@ -155,8 +161,8 @@ fn altered_container(
             PodField::Env,
             variables(wanted).iter().all(|variable| {
                 let mut named = live_variables.iter().filter(|live| live.name == variable.name);
-                // The last of several counts.
-                named.next_back().is_some_and(|live| says(live, variable))
+                // The last variable of a name wins.
+                named.next_back().is_some_and(|live| includes(live, variable))
             }),
         ),
         (
@@ -165,7 +171,7 @@ fn altered_container(
                 .env_from
                 .iter()
                 .flatten()
-                .all(|source| live.env_from.iter().flatten().any(|live| says(live, source))),
+                .all(|source| live.env_from.iter().flatten().any(|live| includes(live, source))),
         ),
         (
             PodField::VolumeMounts,
@@ -173,40 +179,40 @@ fn altered_container(
                 live_mounts.iter().any(|live| live.mount_path == mount.mount_path && is_mount(live, mount))
             }),
         ),
-        (PodField::SecurityContext, says(&live.security_context, &wanted.security_context)),
+        (PodField::SecurityContext, includes(&live.security_context, &wanted.security_context)),
     ];
     let (field, _) = fields.iter().find(|(field, kept)| !kept && is_compared(*field))?;
-    Some(Alteration::of(*field, format!("{field} of container {} changed", wanted.name)))
+    Some(Alteration::in_field(*field, format!("{field} of container {} changed", wanted.name)))
 }
 
-/// The arguments without those that are no part of a function's identity.
+/// Returns the arguments without those outside of a function's identity.
 fn arguments(container: &Container) -> Vec<&str> {
     let mut all = container.args.iter().flatten().map(String::as_str);
-    let mut kept = Vec::new();
+    let mut arguments = Vec::new();
     while let Some(argument) = all.next() {
-        if argument == DRAIN {
+        if argument == DRAIN_FLAG {
             all.next();
         } else {
-            kept.push(argument);
+            arguments.push(argument);
         }
     }
-    kept
+    arguments
 }
 
-/// Returns whether `live` says all that `wanted` does.
-fn says<T: Serialize>(live: &T, wanted: &T) -> bool {
+/// Returns whether `live` includes all of `wanted`.
+fn includes<T: Serialize>(live: &T, wanted: &T) -> bool {
     let (live, wanted) = (serde_json::to_value(live), serde_json::to_value(wanted));
-    matches!((live, wanted), (Ok(live), Ok(wanted)) if wanted.is_null() || covers(&live, &wanted))
+    matches!((live, wanted), (Ok(live), Ok(wanted)) if wanted.is_null() || includes_all(&live, &wanted))
 }
 
-/// Returns whether `live` is the same volume: of one source, and without the limits, which are no part of an identity.
+/// Returns whether `live` is the same volume: same source, ignoring size limits, which are not part of the identity.
 fn is_volume(live: &Volume, wanted: &Volume) -> bool {
-    let bare = |volume: &Volume| {
+    let normalised = |volume: &Volume| {
         let mut volume = volume.clone();
         if let Some(folder) = &mut volume.empty_dir {
             folder.size_limit = None;
         }
-        // The API server leaves `false` out.
+        // The API server drops `false`.
         if let Some(claim) = &mut volume.persistent_volume_claim {
             claim.read_only = claim.read_only.filter(|read_only| *read_only);
         }
@@ -216,8 +222,8 @@ fn is_volume(live: &Volume, wanted: &Volume) -> bool {
         Ok(Value::Object(fields)) => fields.into_iter().map(|(field, _)| field).collect(),
         _ => Vec::new(),
     };
-    let (live, wanted) = (bare(live), bare(wanted));
-    sources(&live) == sources(&wanted) && says(&live, &wanted)
+    let (live, wanted) = (normalised(live), normalised(wanted));
+    sources(&live) == sources(&wanted) && includes(&live, &wanted)
 }
 
 fn is_mount(live: &VolumeMount, wanted: &VolumeMount) -> bool {

@@ -4,32 +4,32 @@ use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use remoe_api::{Condition, ConditionType};
 
-/// Characters of a message.
+/// Maximum characters of a message.
 const MAX_MESSAGE: usize = 1024;
 
 /// Desired content of a condition.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Verdict {
+pub(crate) struct ConditionContent {
     /// Set if the condition holds.
-    pub holds: bool,
-    /// Why, as one word in CamelCase.
+    pub is_true: bool,
+    /// Reason, one word in UpperCamelCase.
     pub reason: String,
-    /// Why, for people.
+    /// Message for users.
     pub message: String,
 }
 
-impl Verdict {
-    /// It holds.
-    pub(crate) fn yes(reason: &str, message: impl Into<String>) -> Self {
-        Self { holds: true, reason: reason.to_owned(), message: message.into() }
+impl ConditionContent {
+    /// Creates a condition that is true.
+    pub(crate) fn met(reason: &str, message: impl Into<String>) -> Self {
+        Self { is_true: true, reason: reason.to_owned(), message: message.into() }
     }
 
-    /// It does not hold.
-    pub(crate) fn no(reason: &str, message: impl Into<String>) -> Self {
-        Self { holds: false, reason: reason.to_owned(), message: message.into() }
+    /// Creates a condition that is false.
+    pub(crate) fn unmet(reason: &str, message: impl Into<String>) -> Self {
+        Self { is_true: false, reason: reason.to_owned(), message: message.into() }
     }
 
-    /// The condition. Its time only moves when what `before` said is turned round.
+    /// Returns the condition. Its transition time changes only if its status differs from `before`.
     pub(crate) fn condition(
         self,
         of: ConditionType,
@@ -37,7 +37,7 @@ impl Verdict {
         generation: Option<i64>,
         now: Timestamp,
     ) -> Condition {
-        let status = if self.holds { "True" } else { "False" };
+        let status = if self.is_true { "True" } else { "False" };
         let unchanged = before.filter(|before| before.status == status);
         Condition {
             type_: of.name().to_owned(),
@@ -58,7 +58,7 @@ pub(crate) fn sentence(clause: &str) -> String {
     first.into_iter().chain(rest).chain(['.']).collect()
 }
 
-/// In whole seconds, as times are read back.
+/// Truncates to whole seconds, the resolution of times in the API.
 pub(crate) fn whole_seconds(time: Timestamp) -> Timestamp {
     Timestamp::from_second(time.as_second()).unwrap_or(time)
 }

@@ -1,4 +1,4 @@
-//! Runs the pipeline whenever something changes, and again after what failed.
+//! Runs a reconcile after every change of a deployment or its objects, and retries failed ones.
 
 use super::apply::publish;
 use super::events::ClusterEvent;
@@ -25,65 +25,69 @@ use tokio::sync::{Semaphore, mpsc, watch};
 use tokio::time::{sleep, timeout};
 use tokio_util::sync::CancellationToken;
 
-/// After the first failure; doubled after each further one.
-const FIRST_PAUSE: Duration = Duration::from_secs(1);
-const LONGEST_PAUSE: Duration = Duration::from_secs(300);
-/// For the one read that says whether deployments can be read.
-const READ_LIMIT: Duration = Duration::from_secs(10);
-/// Between two looks at one deployment at least: what happens at once is looked at once.
-const BETWEEN_LOOKS: Duration = Duration::from_millis(30);
-/// Between them where one follows the other without end: others have room beside it.
-const LASTING_PACE: Duration = Duration::from_millis(250);
-/// Number of reconciles that may come sooner than that after an idle time: a start is a handful of steps, and requests
-/// wait for it.
-const SOONER: u32 = 5;
-/// Deployments of one namespace that are named and not taken up yet; beyond that who names them waits.
-const NEWS: usize = 256;
+/// Delay before the first retry; doubles with each further failure.
+const FIRST_RETRY_DELAY: Duration = Duration::from_secs(1);
+const MAX_RETRY_DELAY: Duration = Duration::from_secs(300);
+/// Timeout of the probe that tells if deployments can be read.
+const READ_TIMEOUT: Duration = Duration::from_secs(10);
+/// Minimum interval between two reconciles of one deployment; coalesces simultaneous changes.
+const MIN_RECONCILE_INTERVAL: Duration = Duration::from_millis(30);
+/// Interval per reconcile under sustained changes, so that other deployments get their share.
+const SUSTAINED_RECONCILE_INTERVAL: Duration = Duration::from_millis(250);
+/// Number of reconciles that may exceed the sustained rate after an idle time: a start takes a handful of steps, and
+/// requests wait for it.
+const RECONCILE_BURST: u32 = 5;
+/// Capacity of the queue of reconcile requests of one namespace; senders wait when it is full.
+const MAX_QUEUED_REQUESTS: usize = 256;
 /// Pause after a write conflict: another writer was first, so the state that was read is out of date. Nothing is wrong.
-const CONFLICT_PAUSE: Duration = Duration::from_millis(200);
+const CONFLICT_RETRY_DELAY: Duration = Duration::from_millis(200);
 
 struct ControllerShared {
     context: Context,
-    /// For looks at deployments of all namespaces together.
+    /// Limits concurrent reconciles across all namespaces.
     permits: Semaphore,
-    looks: Mutex<HashMap<ObjectRef<MoEDeployment>, ReconcileHistory>>,
-    /// UIDs of deployments whose namespace is terminating, which takes nothing new for good.
+    histories: Mutex<HashMap<ObjectRef<MoEDeployment>, ReconcileHistory>>,
+    /// UIDs of deployments in terminating namespaces. The API accepts no new objects there.
     terminating: Mutex<HashMap<ObjectRef<MoEDeployment>, String>>,
 }
 
-/// State that is kept between reconciles of one deployment.
+/// Rate limiter and failure count of one deployment.
 #[derive(Clone, Copy, Default)]
 struct ReconcileHistory {
-    /// Failures in a row.
+    /// Consecutive failures.
     failures: u32,
-    /// When the last one ended.
-    last: Option<Instant>,
-    /// The time that looks have taken up at the lasting pace.
-    taken_up: Option<Instant>,
+    /// End of the last reconcile.
+    last_ended: Option<Instant>,
+    /// Time until which past reconciles have used up the sustained rate (as in the generic cell rate algorithm).
+    rate_used_until: Option<Instant>,
 }
 
 impl ReconcileHistory {
-    /// How long to wait with the next one; none: it may be now.
-    fn rest(&self, now: Instant) -> Option<Duration> {
-        let last = self.last? + BETWEEN_LOOKS;
-        let paced = self.taken_up.map_or(last, |taken_up| last.max(taken_up));
-        paced.checked_duration_since(now).filter(|rest| !rest.is_zero())
+    /// Returns how long to wait before the next reconcile; absent if it may run now.
+    fn remaining_delay(&self, now: Instant) -> Option<Duration> {
+        let last_ended = self.last_ended? + MIN_RECONCILE_INTERVAL;
+        let paced =
+            self.rate_used_until.map_or(last_ended, |rate_used_until| last_ended.max(rate_used_until));
+        paced.checked_duration_since(now).filter(|remaining_delay| !remaining_delay.is_zero())
     }
 
-    /// One has ended.
-    fn ended(&mut self, now: Instant) {
-        let saved = now.checked_sub(LASTING_PACE * SOONER).unwrap_or(now);
-        self.last = Some(now);
-        self.taken_up = Some(self.taken_up.map_or(saved, |taken_up| taken_up.max(saved)) + LASTING_PACE);
+    /// Records that a reconcile ended at `now`.
+    fn record_end(&mut self, now: Instant) {
+        let burst_start = now.checked_sub(SUSTAINED_RECONCILE_INTERVAL * RECONCILE_BURST).unwrap_or(now);
+        self.last_ended = Some(now);
+        self.rate_used_until = Some(
+            self.rate_used_until.map_or(burst_start, |rate_used_until| rate_used_until.max(burst_start))
+                + SUSTAINED_RECONCILE_INTERVAL,
+        );
     }
 }
 
-/// Keeps the deployments of `namespaces`, or of all where none is named, as they are wanted, until `shutdown`; runs that are
-/// under way then are finished. `ready` is told when deployments can be read everywhere. What `news` names
-/// is looked at as well.
-pub(super) async fn control(
+/// Reconciles the deployments of `namespaces`, or of all namespaces if the list is empty, until `shutdown`. Running
+/// reconciles are finished first. Sends `true` to `ready` once deployments can be read in all of them. Deployments
+/// from `reconcile_requests` are reconciled as well.
+pub(super) async fn run_controllers(
     context: Context,
-    mut news: mpsc::Receiver<ObjectRef<MoEDeployment>>,
+    mut reconcile_requests: mpsc::Receiver<ObjectRef<MoEDeployment>>,
     namespaces: &[String],
     concurrency: u16,
     ready: watch::Sender<bool>,
@@ -94,7 +98,7 @@ pub(super) async fn control(
     let shared = Arc::new(ControllerShared {
         context,
         permits,
-        looks: Mutex::default(),
+        histories: Mutex::default(),
         terminating: Mutex::default(),
     });
     let mut scopes: Vec<Option<&str>> = namespaces.iter().map(String::as_str).map(Some).collect();
@@ -104,39 +108,42 @@ pub(super) async fn control(
         scopes.push(None);
     }
     let deployments: Vec<Api<MoEDeployment>> = scopes.iter().map(|scope| scoped(&client, *scope)).collect();
-    let waiting = tokio::spawn(async move {
+    let readiness_probe = tokio::spawn(async move {
         let one = ListParams::default().limit(1);
         for deployments in deployments {
-            // Until the resource is known and may be read, every watch fails too, and says why.
-            while !matches!(timeout(READ_LIMIT, deployments.list_metadata(&one)).await, Ok(Ok(_))) {
-                sleep(FIRST_PAUSE).await;
+            // Until the CRD exists and the role may read it, every watch fails too, and logs the reason.
+            while !matches!(timeout(READ_TIMEOUT, deployments.list_metadata(&one)).await, Ok(Ok(_))) {
+                sleep(FIRST_RETRY_DELAY).await;
             }
         }
         ready.send_replace(true);
     });
-    let (told, heard): (Vec<_>, Vec<_>) = scopes.iter().map(|_| mpsc::channel(NEWS)).unzip();
-    let told: Vec<_> = scopes.iter().map(|scope| scope.map(str::to_owned)).zip(told).collect();
-    let telling = tokio::spawn(async move {
-        while let Some(deployment) = news.recv().await {
-            let of_scope = told.iter().find(|(scope, _)| scope.is_none() || *scope == deployment.namespace);
-            if let Some((_, told)) = of_scope {
-                let _ended = told.send(deployment).await;
+    let (request_senders, request_receivers): (Vec<_>, Vec<_>) =
+        scopes.iter().map(|_| mpsc::channel(MAX_QUEUED_REQUESTS)).unzip();
+    let request_senders: Vec<_> =
+        scopes.iter().map(|scope| scope.map(str::to_owned)).zip(request_senders).collect();
+    let forwarding = tokio::spawn(async move {
+        while let Some(deployment) = reconcile_requests.recv().await {
+            let sender =
+                request_senders.iter().find(|(scope, _)| scope.is_none() || *scope == deployment.namespace);
+            if let Some((_, request_senders)) = sender {
+                let _ended = request_senders.send(deployment).await;
             }
         }
     });
-    let controls = scopes.iter().zip(heard).map(|(scope, news)| {
-        control_scope(&client, shared.clone(), news, *scope, concurrency, shutdown.clone())
+    let controllers = scopes.iter().zip(request_receivers).map(|(scope, reconcile_requests)| {
+        run_controller(&client, shared.clone(), reconcile_requests, *scope, concurrency, shutdown.clone())
     });
-    join_all(controls).await;
-    waiting.abort();
-    telling.abort();
+    join_all(controllers).await;
+    readiness_probe.abort();
+    forwarding.abort();
 }
 
-/// Keeps the deployments of one namespace, or of all.
-async fn control_scope(
+/// Reconciles the deployments of one namespace, or of all.
+async fn run_controller(
     client: &Client,
     shared: Arc<ControllerShared>,
-    news: mpsc::Receiver<ObjectRef<MoEDeployment>>,
+    reconcile_requests: mpsc::Receiver<ObjectRef<MoEDeployment>>,
     namespace: Option<&str>,
     concurrency: u16,
     shutdown: CancellationToken,
@@ -151,16 +158,18 @@ async fn control_scope(
         .owns(scoped::<NetworkPolicy>(client, namespace), ours.clone())
         .owns(scoped::<PodDisruptionBudget>(client, namespace), ours.clone())
         .owns(scoped::<MoEPlan>(client, namespace), ours.clone())
-        .reconcile_on(stream::unfold(news, async |mut news| Some((news.recv().await?, news))))
+        .reconcile_on(stream::unfold(reconcile_requests, async |mut reconcile_requests| {
+            Some((reconcile_requests.recv().await?, reconcile_requests))
+        }))
         .graceful_shutdown_on(shutdown.cancelled_owned());
     let controller = match has_gateways {
         true => controller.owns(scoped::<MoEDemand>(client, namespace), ours),
         false => controller,
     };
-    let runs = controller.run(run, failed, shared.clone());
+    let runs = controller.run(run, retry_after_failure, shared.clone());
     runs.for_each(|run| async {
         match run {
-            // Failures of runs are logged where they happen; what is left are those of watches.
+            // `run` logs failed reconciles; the remaining errors are those of watches.
             Err(error @ (Error::QueueError(_) | Error::RunnerError(_))) => {
                 tracing::warn!(%error, "watch failed");
             }
@@ -190,15 +199,17 @@ async fn run(
 ) -> Result<Action, ReconcileError> {
     let key = ObjectRef::from_obj(deployment.as_ref());
     if deployment.metadata.deletion_timestamp.is_some() {
-        // What belongs to it is collected by the cluster.
+        // The cluster garbage-collects its objects.
         shared.forget(&key);
         return Ok(Action::await_change());
     }
     if shared.is_terminating(&key, &deployment) {
         return Ok(Action::await_change());
     }
-    if let Some(rest) = shared.looks().get(&key).and_then(|looks| looks.rest(Instant::now())) {
-        return Ok(Action::requeue(rest));
+    if let Some(remaining_delay) =
+        shared.histories().get(&key).and_then(|histories| histories.remaining_delay(Instant::now()))
+    {
+        return Ok(Action::requeue(remaining_delay));
     }
     // The semaphore is never closed.
     let _permit = shared.permits.acquire().await;
@@ -207,16 +218,16 @@ async fn run(
     let started = Instant::now();
     let result = reconcile(&deployment, &shared.context).await;
     metrics.duration.observe(started.elapsed().as_secs_f64());
-    shared.looks().entry(key.clone()).or_default().ended(Instant::now());
+    shared.histories().entry(key.clone()).or_default().record_end(Instant::now());
     let (namespace, name) = (deployment.namespace().unwrap_or_default(), deployment.name_any());
     match result {
         Ok(again) => {
-            shared.looks().entry(key).or_default().failures = 0;
+            shared.histories().entry(key).or_default().failures = 0;
             tracing::debug!(namespace, name, ?again, "reconciled");
             Ok(Action::requeue(again))
         }
-        Err(error) if error.namespace_ends() => {
-            // The cluster deletes everything in it, the deployment included.
+        Err(error) if error.namespace_is_terminating() => {
+            // The cluster deletes everything in the namespace, including this deployment.
             tracing::info!(namespace, name, "skipped: namespace is terminating");
             shared.forget(&key);
             shared.terminating().insert(key, deployment.uid().unwrap_or_default());
@@ -224,11 +235,11 @@ async fn run(
         }
         Err(error) => {
             metrics.errors.with_label_values(&[error.kind()]).inc();
-            if let Some(action) = error.untold() {
-                // The status cannot tell: it is stated when everything else was done.
-                let happening =
+            if let Some(action) = error.unreported_action() {
+                // The status cannot report this failure: it is written only after all other writes succeeded.
+                let event =
                     ClusterEvent { action, ..ClusterEvent::warning("ReconcileFailed", error.to_string()) };
-                publish(&shared.context.recorder, &deployment, &[happening]).await;
+                publish(&shared.context.recorder, &deployment, &[event]).await;
             }
             tracing::warn!(namespace, name, %error, "reconcile failed");
             Err(error)
@@ -236,22 +247,26 @@ async fn run(
     }
 }
 
-fn failed(deployment: Arc<MoEDeployment>, error: &ReconcileError, shared: Arc<ControllerShared>) -> Action {
+fn retry_after_failure(
+    deployment: Arc<MoEDeployment>,
+    error: &ReconcileError,
+    shared: Arc<ControllerShared>,
+) -> Action {
     if error.kind() == "conflict" {
-        return Action::requeue(CONFLICT_PAUSE);
+        return Action::requeue(CONFLICT_RETRY_DELAY);
     }
-    let mut all = shared.looks();
-    let looks = all.entry(ObjectRef::from_obj(deployment.as_ref())).or_default();
-    looks.failures = looks.failures.saturating_add(1);
-    Action::requeue(pause(looks.failures))
+    let mut all = shared.histories();
+    let histories = all.entry(ObjectRef::from_obj(deployment.as_ref())).or_default();
+    histories.failures = histories.failures.saturating_add(1);
+    Action::requeue(retry_delay(histories.failures))
 }
 
-/// Doubles from failure to failure, and differs by up to a fifth, so that many deployments that failed
-/// together do not come back together.
-fn pause(failures: u32) -> Duration {
-    let pause = Backoff { first: FIRST_PAUSE, longest: LONGEST_PAUSE }.after(failures);
+/// Returns the retry delay: exponential backoff, minus a random fifth at most, so that deployments that failed
+/// together do not retry together.
+fn retry_delay(failures: u32) -> Duration {
+    let retry_delay = Backoff { first: FIRST_RETRY_DELAY, longest: MAX_RETRY_DELAY }.after(failures);
     let share = RandomState::new().hash_one(failures) % 200;
-    pause.mul_f64(1.0 - share as f64 / 1000.0)
+    retry_delay.mul_f64(1.0 - share as f64 / 1000.0)
 }
 
 impl ControllerShared {
@@ -261,23 +276,23 @@ impl ControllerShared {
     }
 
     fn terminating(&self) -> MutexGuard<'_, HashMap<ObjectRef<MoEDeployment>, String>> {
-        // Every change is one insertion or removal: a panic elsewhere cannot have left it half-done.
+        // Every change is one map operation: a panic elsewhere cannot leave it inconsistent.
         self.terminating.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Forgets a deployment that is gone, or going.
+    /// Drops all state of a deployment that is deleted or being deleted.
     fn forget(&self, key: &ObjectRef<MoEDeployment>) {
-        self.looks().remove(key);
-        self.context.conversations.end(key);
-        self.context.starting.end(key);
+        self.histories().remove(key);
+        self.context.main_pollers.end(key);
+        self.context.starting.cancel(key);
         self.context.memory.forget(key);
         self.context.pool.forget(key);
         self.terminating().remove(key);
     }
 
-    fn looks(&self) -> std::sync::MutexGuard<'_, HashMap<ObjectRef<MoEDeployment>, ReconcileHistory>> {
-        // Every change is whole: a panic elsewhere cannot have left it half-done.
-        self.looks.lock().unwrap_or_else(PoisonError::into_inner)
+    fn histories(&self) -> std::sync::MutexGuard<'_, HashMap<ObjectRef<MoEDeployment>, ReconcileHistory>> {
+        // Every change is one map operation: a panic elsewhere cannot leave it inconsistent.
+        self.histories.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -288,20 +303,24 @@ mod tests {
     #[test]
     fn few_reconciles_run_at_once_and_many_are_rate_limited() {
         let begin = Instant::now();
-        let (mut looks, mut now) = (ReconcileHistory::default(), begin);
+        let (mut histories, mut now) = (ReconcileHistory::default(), begin);
         let mut at = Vec::new();
         for _ in 0..40 {
-            now += looks.rest(now).unwrap_or_default();
+            now += histories.remaining_delay(now).unwrap_or_default();
             at.push(now);
-            looks.ended(now);
+            histories.record_end(now);
         }
-        assert!(at[SOONER as usize - 1] - begin < LASTING_PACE, "{at:?}");
-        assert!(at.windows(2).all(|pair| pair[1] - pair[0] >= BETWEEN_LOOKS));
-        assert!(now - begin >= LASTING_PACE * (40 - 1 - SOONER), "{:?}", now - begin);
-        // After a time without any it may be quick again, and no quicker than at first.
-        now += LASTING_PACE * 100;
-        assert_eq!(looks.rest(now), None);
-        looks.ended(now);
-        assert_eq!(looks.rest(now), Some(BETWEEN_LOOKS));
+        assert!(at[RECONCILE_BURST as usize - 1] - begin < SUSTAINED_RECONCILE_INTERVAL, "{at:?}");
+        assert!(at.windows(2).all(|pair| pair[1] - pair[0] >= MIN_RECONCILE_INTERVAL));
+        assert!(
+            now - begin >= SUSTAINED_RECONCILE_INTERVAL * (40 - 1 - RECONCILE_BURST),
+            "{:?}",
+            now - begin
+        );
+        // After an idle time the burst is available again, and no more than that.
+        now += SUSTAINED_RECONCILE_INTERVAL * 100;
+        assert_eq!(histories.remaining_delay(now), None);
+        histories.record_end(now);
+        assert_eq!(histories.remaining_delay(now), Some(MIN_RECONCILE_INTERVAL));
     }
 }

@@ -1,12 +1,12 @@
-//! Pauses between searches for a plan that follows expert usage.
+//! Cooldowns between searches for a plan that follows expert usage.
 
 use jiff::Timestamp;
 
-/// Times before which no other plan is looked for. An operator that starts has none, and looks once more.
+/// Times before which no new plan is searched. After a restart there are none, and one search is repeated.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct Cooldown {
-    /// For the usage of answered requests.
+    /// Cooldown of searches for the usage of answered requests.
     pub drift: Timestamp,
-    /// For the usage of requests that wake functions.
+    /// Cooldown of searches for the usage of waiting requests.
     pub wake: Timestamp,
 }

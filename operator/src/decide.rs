@@ -1,14 +1,14 @@
-//! The pure stages of a reconcile, in their order.
+//! Runs the pure stages of a reconcile in order.
 
 use super::build::{Manifests, build};
 use super::diff::{Diff, DiffInput, diff};
 use super::events::ClusterEvent;
-use super::fleet::SilentFunctions;
+use super::fleet::FunctionCounts;
 use super::inputs::Inputs;
-use super::memory::Learned;
 use super::plan::{PlanStage, Planner, plan};
 use super::resolve::{Resolved, resolve};
 use super::scale::{GroupChange, PhaseChange, ReplicaChange, Scaled, scale};
+use super::soft_state::SoftStateUpdate;
 use super::write::Write;
 use remoe_api::MixOf;
 use remoe_autoscale::scale_to_zero::ScalingPhase;
@@ -28,18 +28,18 @@ pub(crate) struct Decided {
     pub diff: Diff,
 }
 
-/// Changes that the first writes bring about, for events and metrics.
+/// Effects of the writes that were made, for events and metrics.
 #[derive(Debug, Default)]
 pub(crate) struct Effects {
-    /// Events.
-    pub happenings: Vec<ClusterEvent>,
-    /// Requests whose expert usage a new plan is for.
+    /// Events to publish.
+    pub events: Vec<ClusterEvent>,
+    /// Source of the expert usage that a new plan was made for.
     pub replanned: Option<MixOf>,
-    /// Change of the phase.
+    /// Change of the scaling phase.
     pub phase: Option<PhaseChange>,
-    /// Functions whose replicas change because of load.
+    /// Functions whose number of replicas changes with the load.
     pub scaled: Vec<ReplicaChange>,
-    /// Remote functions that fall asleep or wake by themselves.
+    /// Remote functions that were put to sleep or woken.
     pub groups: Vec<GroupChange>,
 }
 
@@ -63,34 +63,34 @@ pub(crate) fn decide(inputs: Inputs<'_>, planner: &mut impl Planner) -> Result<D
 }
 
 impl Decided {
-    /// Returns the soft state that the reconcile ends with.
-    pub(crate) fn learned(&self) -> Learned {
-        Learned {
+    /// Returns the soft state after the reconcile.
+    pub(crate) fn soft_state_update(&self) -> SoftStateUpdate {
+        SoftStateUpdate {
             load: self.scaled.load.clone(),
             cooldown: self.planned.cooldown,
-            silence: SilentFunctions::among(&self.scaled.pods),
-            takes_turn: self.diff.takes_turn,
+            function_counts: FunctionCounts::of_pods(&self.scaled.pods),
+            takes_rollout_turn: self.diff.takes_rollout_turn,
             settled: self.diff.settled,
         }
     }
 
-    /// Returns the effects of the first `made` writes. They are told even if later writes failed: the next reconcile finds
-    /// the objects written, and tells nothing of them.
+    /// Returns the effects of the first `made` writes. They are reported even if later writes failed: the next
+    /// reconcile finds those objects written and reports nothing.
     pub(crate) fn effects(&self, made: usize) -> Effects {
         let Self { planned, scaled, diff, .. } = self;
-        let has_made = |is: fn(&Write) -> bool| diff.writes.iter().take(made).any(is);
-        let is_told = has_made(|write| matches!(write, Write::Demand(_)));
-        let is_planned = has_made(|write| matches!(write, Write::Plan(_)));
+        let any_written = |is: fn(&Write) -> bool| diff.writes.iter().take(made).any(is);
+        let demand_written = any_written(|write| matches!(write, Write::Demand(_)));
+        let plan_written = any_written(|write| matches!(write, Write::Plan(_)));
         let awake = scaled.demanded.phase != ScalingPhase::Asleep;
         let changes = if awake { scaled.changes.clone() } else { Vec::new() };
-        let groups = if is_told { scaled.groups.changes.clone() } else { Vec::new() };
-        let mut happenings = diff.said(made);
-        happenings.extend(changes.iter().map(ReplicaChange::happening));
-        happenings.extend(groups.iter().map(GroupChange::happening));
+        let groups = if demand_written { scaled.groups.changes.clone() } else { Vec::new() };
+        let mut events = diff.events_after(made);
+        events.extend(changes.iter().map(ReplicaChange::event));
+        events.extend(groups.iter().map(GroupChange::event));
         Effects {
-            happenings,
-            replanned: planned.cause.filter(|_| is_planned),
-            phase: scaled.demanded.change.filter(|_| is_told),
+            events,
+            replanned: planned.cause.filter(|_| plan_written),
+            phase: scaled.demanded.change.filter(|_| demand_written),
             scaled: changes,
             groups,
         }

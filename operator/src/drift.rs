@@ -3,32 +3,33 @@
 use serde::Serialize;
 use serde_json::Value;
 
-/// Maps that are replaced as a whole: one more entry in a selector selects something else.
-const WHOLE: [&str; 5] = ["selector", "matchLabels", "podSelector", "namespaceSelector", "generations"];
+/// Maps that are compared as a whole: an additional entry in a selector changes what it selects.
+const WHOLE_MAPS: [&str; 5] = ["selector", "matchLabels", "podSelector", "namespaceSelector", "generations"];
 
-/// Reports if `live` has every field of `wanted` with the same value. It may have more, where the API server fills in
-/// defaults and others add labels; lists and selectors must be equal.
-pub(crate) fn covers(live: &Value, wanted: &Value) -> bool {
+/// Returns whether `live` has every field of `wanted` with the same value. It may have more fields, since the API
+/// server adds defaults and others add labels; lists and selectors must be equal.
+pub(crate) fn includes_all(live: &Value, wanted: &Value) -> bool {
     match (live, wanted) {
         (Value::Object(live), Value::Object(wanted)) => wanted.iter().all(|(key, wanted)| {
             let Some(live) = live.get(key) else { return is_empty(wanted) };
-            let whole = WHOLE.contains(&key.as_str());
-            covers(live, wanted) && (!whole || covers(wanted, live))
+            let compared_whole = WHOLE_MAPS.contains(&key.as_str());
+            includes_all(live, wanted) && (!compared_whole || includes_all(wanted, live))
         }),
         (Value::Array(live), Value::Array(wanted)) => {
-            live.len() == wanted.len() && live.iter().zip(wanted).all(|(live, wanted)| covers(live, wanted))
+            live.len() == wanted.len()
+                && live.iter().zip(wanted).all(|(live, wanted)| includes_all(live, wanted))
         }
         (live, wanted) => live == wanted,
     }
 }
 
-/// Reports if `live` still has every field of `wanted` with the same value.
-pub(crate) fn is_as<K: Serialize>(live: &K, wanted: &K) -> bool {
+/// Returns whether `live` still has every field of `wanted` with the same value.
+pub(crate) fn is_up_to_date<K: Serialize>(live: &K, wanted: &K) -> bool {
     let (live, wanted) = (serde_json::to_value(live), serde_json::to_value(wanted));
-    matches!((live, wanted), (Ok(live), Ok(wanted)) if covers(&live, &wanted))
+    matches!((live, wanted), (Ok(live), Ok(wanted)) if includes_all(&live, &wanted))
 }
 
-/// Reports if the API server leaves the value out.
+/// Returns whether the API server drops the value.
 fn is_empty(value: &Value) -> bool {
     match value {
         Value::Null => true,
@@ -40,23 +41,26 @@ fn is_empty(value: &Value) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use super::covers;
+    use super::includes_all;
     use serde_json::json;
 
     #[test]
     fn defaults_are_no_drift_but_other_values_are() {
         let wanted = json!({"spec": {"ports": [{"port": 1}], "selector": {"a": "b"}}});
         let with = |spec: serde_json::Value| json!({"spec": spec, "status": {}});
-        assert!(covers(
+        assert!(includes_all(
             &with(json!({"ports": [{"port": 1, "protocol": "TCP"}], "selector": {"a": "b"}})),
             &wanted
         ));
-        assert!(!covers(&with(json!({"ports": [{"port": 2}], "selector": {"a": "b"}})), &wanted));
-        assert!(!covers(
+        assert!(!includes_all(&with(json!({"ports": [{"port": 2}], "selector": {"a": "b"}})), &wanted));
+        assert!(!includes_all(
             &with(json!({"ports": [{"port": 1}, {"port": 2}], "selector": {"a": "b"}})),
             &wanted
         ));
-        assert!(!covers(&with(json!({"ports": [{"port": 1}], "selector": {"a": "b", "c": "d"}})), &wanted));
-        assert!(!covers(&with(json!({"selector": {"a": "b"}})), &wanted));
+        assert!(!includes_all(
+            &with(json!({"ports": [{"port": 1}], "selector": {"a": "b", "c": "d"}})),
+            &wanted
+        ));
+        assert!(!includes_all(&with(json!({"selector": {"a": "b"}})), &wanted));
     }
 }

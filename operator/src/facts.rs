@@ -1,4 +1,4 @@
-//! Facts that the inspector found out about a checkpoint, and the record that keeps them.
+//! Facts of a checkpoint that an inspector found, and the record that stores them.
 
 use super::digest::digest;
 use super::names;
@@ -8,41 +8,41 @@ use remoe_api::{MoEDeployment, MoERecord, MoERecordSpec, ModelSpec, RESTARTED_AT
 use remoe_model::Inspection;
 use serde::{Deserialize, Serialize};
 
-/// Facts take no more, in bytes.
-pub(crate) const MAX_FACTS: usize = 32 << 10;
+/// Maximum bytes of the facts in JSON.
+pub(crate) const MAX_FACTS_BYTES: usize = 32 << 10;
 
-/// Experts of a layer, and of all layers together: no model has more, and plans take memory for each.
-const MAX_EXPERTS: usize = 1 << 16;
-const MAX_EXPERTS_OF_ALL: usize = 1 << 18;
-/// Layers, and other counts of a model's shape.
+/// Maximum experts of one layer, and of all layers together. No known model has more, and plans need memory for each.
+const MAX_EXPERTS_PER_LAYER: usize = 1 << 16;
+const MAX_TOTAL_EXPERTS: usize = 1 << 18;
+/// Maximum of all other counts of a model's shape.
 const MAX_COUNT: usize = 1 << 30;
-/// Bytes of anything: sums of as many as there is room to list stay numbers.
+/// Maximum of any size in bytes, so that sums over a whole model do not overflow.
 const MAX_BYTES: u64 = 1 << 47;
 
-/// A checkpoint without its weights: what `remoe inspect --json` prints.
+/// Description of a checkpoint without its weights, as `remoe inspect --json` prints it.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(crate) struct ModelFacts {
-    /// The checkpoint.
+    /// Inspection of the checkpoint.
     #[serde(flatten)]
     pub inspection: Inspection,
-    /// The commit of an hf:// source when it was inspected.
+    /// Commit of an `hf://` source at the time of the inspection.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub revision: Option<String>,
 }
 
-/// An inspector that said something else.
+/// Invalid facts.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum FactsError {
     /// No line of its output is a JSON object.
     #[error("missing model facts in the output of the inspector")]
     Missing,
-    /// They take too much room.
-    #[error("model facts too large: {bytes} bytes, limit {MAX_FACTS}")]
+    /// The facts exceed the size limit.
+    #[error("model facts too large: {bytes} bytes, limit {MAX_FACTS_BYTES}")]
     TooLarge {
         /// Size of the facts in bytes.
         bytes: usize,
     },
-    /// They are not what this version reads.
+    /// This version cannot read the facts.
     #[error("cannot read the model facts: {0}")]
     Unreadable(String),
 }
@@ -51,14 +51,14 @@ impl ModelFacts {
     /// Reads the last JSON object among the lines of an inspector's log.
     ///
     /// # Errors
-    /// There is none, or it is not the facts of a checkpoint.
+    /// There is no such line, or it is not valid.
     pub(crate) fn from_log(log: &str) -> Result<Self, FactsError> {
         let line = log.lines().rev().find(|line| line.starts_with('{')).ok_or(FactsError::Missing)?;
         Self::from_json(line)
     }
 
     pub(super) fn from_json(text: &str) -> Result<Self, FactsError> {
-        if text.len() > MAX_FACTS {
+        if text.len() > MAX_FACTS_BYTES {
             return Err(FactsError::TooLarge { bytes: text.len() });
         }
         let facts: Self =
@@ -67,14 +67,13 @@ impl ModelFacts {
         Ok(facts)
     }
 
-    /// Checks that the facts are those of a possible model: they come from a pod's log or an object, which others can
-    /// write.
+    /// Checks the facts against their bounds: they come from a pod's log or an object, which others can write.
     ///
     /// # Errors
-    /// The first figure that cannot be.
+    /// Names the first value out of bounds.
     pub(super) fn check(&self) -> Result<(), FactsError> {
         Self::check_model(&self.inspection)?;
-        // What weights take that are stored in a shorter form is planned with.
+        // Weights stored in a compressed form must also be within bounds when decoded.
         match self.inspection.stored_as {
             Some(_) => Self::check_model(&self.inspection.decoded()),
             None => Ok(()),
@@ -82,15 +81,15 @@ impl ModelFacts {
     }
 
     fn check_model(model: &Inspection) -> Result<(), FactsError> {
-        let wrong = |field: &str, value: u64, most: u64| {
-            Err(FactsError::Unreadable(format!("{field} is {value}, expected at most {most}")))
+        let out_of_bounds = |field: &str, value: u64, max: u64| {
+            Err(FactsError::Unreadable(format!("{field} is {value}, expected at most {max}")))
         };
-        for (field, count, most) in [
+        for (field, count, max) in [
             ("layers", model.layers, model.non_expert_layer_bytes.len()),
             ("moe_layers", model.moe_layers.len(), model.layers),
             ("moe_layers", model.moe_layers.iter().copied().max().unwrap_or(0), model.layers),
-            ("experts", model.experts, MAX_EXPERTS),
-            ("experts", model.experts.saturating_mul(model.moe_layers.len()), MAX_EXPERTS_OF_ALL),
+            ("experts", model.experts, MAX_EXPERTS_PER_LAYER),
+            ("experts", model.experts.saturating_mul(model.moe_layers.len()), MAX_TOTAL_EXPERTS),
             ("top_k", model.top_k, model.experts),
             ("shared_experts", model.shared_experts, MAX_COUNT),
             ("hidden_size", model.hidden_size, MAX_COUNT),
@@ -99,8 +98,8 @@ impl ModelFacts {
             ("kv_windowed.layers", model.kv_windowed.map_or(0, |windowed| windowed.layers), model.layers),
             ("kv_windowed.window", model.kv_windowed.map_or(0, |windowed| windowed.window), MAX_COUNT),
         ] {
-            if count > most {
-                return wrong(field, count as u64, most as u64);
+            if count > max {
+                return out_of_bounds(field, count as u64, max as u64);
             }
         }
         for (field, bytes) in [
@@ -113,19 +112,19 @@ impl ModelFacts {
             ("non_expert_layer_bytes", model.non_expert_layer_bytes.iter().copied().max().unwrap_or(0)),
         ] {
             if bytes > MAX_BYTES {
-                return wrong(field, bytes, MAX_BYTES);
+                return out_of_bounds(field, bytes, MAX_BYTES);
             }
         }
         Ok(())
     }
 
-    /// The facts in `record`, where they are about `subject`.
+    /// Returns the facts in `record` if they are about `subject`.
     pub(crate) fn from_record(record: &MoERecord, subject: &str) -> Option<Self> {
-        // Facts that another writer spoiled are found out again.
+        // Corrupted facts are inspected again.
         Self::from_json(record.spec.json_of(RecordOf::Model, subject)?).ok()
     }
 
-    /// The record that keeps these facts about `subject`.
+    /// Returns the record that stores these facts about `subject`.
     ///
     /// # Errors
     /// The facts cannot be written as JSON.
@@ -135,14 +134,14 @@ impl ModelFacts {
         subject: &str,
     ) -> Result<MoERecord, serde_json::Error> {
         let Inspection { family, dtype, layers, experts, .. } = &self.inspection;
-        let about = format!("{family} in {dtype}, {layers} layers, {experts} experts");
-        let spec = MoERecordSpec::found(RecordOf::Model, subject, serde_json::to_string(self)?, &about);
+        let summary = format!("{family} in {dtype}, {layers} layers, {experts} experts");
+        let spec = MoERecordSpec::found(RecordOf::Model, subject, serde_json::to_string(self)?, &summary);
         Ok(MoERecord { metadata: owned_meta(owner, names::model_record), spec })
     }
 }
 
-/// Identity of what is to be inspected: facts about another subject are not facts about this one.
-/// A restart inspects again, since the contents of a claim can change under the same name.
+/// Returns the hash of everything that an inspection depends on. A restart inspects again, since the content of a
+/// claim can change.
 ///
 /// # Errors
 /// The spec cannot be written as JSON.

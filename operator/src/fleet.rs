@@ -1,108 +1,110 @@
-//! Functions of all deployments that are not ready: a reconcile of one deployment cannot see those of others. Pure.
+//! Counts of unready functions over all deployments: a reconcile of one deployment does not see the others. Pure.
 //!
-//! Namespaces are tenants: each is one voice among the others, whatever runs and fails in it.
+//! Each namespace is one tenant and has the same weight, whatever runs and fails in it.
 
 use super::pods::PodView;
-use super::trouble::NOT_READY;
+use super::status_issue::NOT_READY;
 use std::collections::BTreeMap;
 
-/// One pod in so many may be on its way to replace another, and at least one.
-const AT_ONCE: usize = 4;
-/// More than one in so many is many.
-const MANY: usize = 3;
+/// One in this many pods may be a pending replacement; at least one may.
+const REPLACEMENT_SHARE: usize = 4;
+/// More than one in this many counts as many.
+const MANY_SHARE: usize = 3;
 
-/// How many functions say nothing, of how many.
+/// Counts of functions.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub(crate) struct SilentFunctions {
-    /// Functions that are there to stay.
-    pub there: usize,
-    /// Functions among them that were ready and are not.
-    pub silent: usize,
-    /// Functions that are on their way to replace others.
-    pub coming: usize,
+pub(crate) struct FunctionCounts {
+    /// Functions that are not terminating.
+    pub functions: usize,
+    /// Functions among them that were ready and no longer are.
+    pub unready: usize,
+    /// Pending replacements among them.
+    pub replacing: usize,
 }
 
-impl SilentFunctions {
-    /// Among `pods`.
-    pub(crate) fn among(pods: &[PodView]) -> Self {
-        let there = || pods.iter().filter(|pod| pod.owned && pod.ends_by.is_none());
+impl FunctionCounts {
+    /// Counts the functions among `pods`.
+    pub(crate) fn of_pods(pods: &[PodView]) -> Self {
+        let staying = || pods.iter().filter(|pod| pod.owned && pod.ends_by.is_none());
         let is_lost = |pod: &&PodView| pod.fault.as_ref().is_some_and(|fault| fault.reason == NOT_READY);
         Self {
-            there: there().count(),
-            silent: there().filter(|pod| pod.faulty_at.is_some() || is_lost(pod)).count(),
-            coming: there().filter(|pod| is_coming(pods, pod) && pod.faulty_at.is_none()).count(),
+            functions: staying().count(),
+            unready: staying().filter(|pod| pod.faulty_at.is_some() || is_lost(pod)).count(),
+            replacing: staying()
+                .filter(|pod| is_pending_replacement(pods, pod) && pod.faulty_at.is_none())
+                .count(),
         }
     }
 
-    /// Both together.
-    pub(crate) fn and(self, other: Self) -> Self {
+    /// Adds both counts.
+    pub(crate) fn plus(self, other: Self) -> Self {
         Self {
-            there: self.there.saturating_add(other.there),
-            silent: self.silent.saturating_add(other.silent),
-            coming: self.coming.saturating_add(other.coming),
+            functions: self.functions.saturating_add(other.functions),
+            unready: self.unready.saturating_add(other.unready),
+            replacing: self.replacing.saturating_add(other.replacing),
         }
     }
 
-    /// How many pods may be on their way to replace others at most.
-    pub(super) fn most_coming(self) -> usize {
-        (self.there / AT_ONCE).max(1)
+    /// Returns the maximum number of concurrent replacements.
+    pub(super) fn max_replacements(self) -> usize {
+        (self.functions / REPLACEMENT_SHARE).max(1)
     }
 
-    /// Reports if so many are silent that more than a single function must have failed.
-    pub(super) fn is_many(self) -> bool {
-        are_many(self.silent, self.there)
+    /// Returns whether so many are unready that a common cause is likely.
+    pub(super) fn are_many_unready(self) -> bool {
+        are_many(self.unready, self.functions)
     }
 }
 
-/// Reports if `some` of `all` are many.
+/// Returns whether `some` of `all` counts as many.
 pub(super) fn are_many(some: usize, all: usize) -> bool {
-    some.saturating_mul(MANY) > all
+    some.saturating_mul(MANY_SHARE) > all
 }
 
-/// Functions of all deployments but one, as they count for that one.
+/// Function counts of all deployments except one.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub(crate) struct OtherFunctions {
-    /// Functions of the other deployments of its namespace.
-    pub namespace: SilentFunctions,
-    /// Functions of all other namespaces. Those that are on their way count as far as their namespace may have them: whose
-    /// functions fail without end takes no more room from others than that.
-    pub elsewhere: SilentFunctions,
+pub(crate) struct OtherDeployments {
+    /// Counts of the other deployments in the same namespace.
+    pub namespace: FunctionCounts,
+    /// Counts of all other namespaces. Pending replacements of each are capped at the namespace's own maximum, so
+    /// that endless failures in one do not block the others.
+    pub elsewhere: FunctionCounts,
     /// Other namespaces that have functions.
     pub namespaces: usize,
-    /// Namespaces among them in which many functions are silent.
-    pub silent_namespaces: usize,
+    /// Namespaces among them in which many functions are unready.
+    pub unready_namespaces: usize,
 }
 
-impl OtherFunctions {
-    /// Sums up `deployments`, each with its namespace, as the others of a deployment in `namespace`.
-    pub(crate) fn of<'a>(
+impl OtherDeployments {
+    /// Sums up `deployments`, each with its namespace, from the view of a deployment in `namespace`.
+    pub(crate) fn sum<'a>(
         namespace: &str,
-        deployments: impl IntoIterator<Item = (&'a str, SilentFunctions)>,
+        deployments: impl IntoIterator<Item = (&'a str, FunctionCounts)>,
     ) -> Self {
-        let mut by_namespace = BTreeMap::<&str, SilentFunctions>::new();
-        for (name, silence) in deployments {
+        let mut by_namespace = BTreeMap::<&str, FunctionCounts>::new();
+        for (name, function_counts) in deployments {
             let known = by_namespace.entry(name).or_default();
-            *known = known.and(silence);
+            *known = known.plus(function_counts);
         }
         let namespace = by_namespace.remove(namespace).unwrap_or_default();
-        let others = || by_namespace.values().filter(|others| others.there > 0);
-        let within = |others: &SilentFunctions| SilentFunctions {
-            coming: others.coming.min(others.most_coming()),
+        let others = || by_namespace.values().filter(|others| others.functions > 0);
+        let capped = |others: &FunctionCounts| FunctionCounts {
+            replacing: others.replacing.min(others.max_replacements()),
             ..*others
         };
         Self {
             namespace,
-            elsewhere: others().map(within).fold(SilentFunctions::default(), SilentFunctions::and),
+            elsewhere: others().map(capped).fold(FunctionCounts::default(), FunctionCounts::plus),
             namespaces: others().count(),
-            silent_namespaces: others().filter(|others| others.is_many()).count(),
+            unready_namespaces: others().filter(|others| others.are_many_unready()).count(),
         }
     }
 }
 
-/// Reports if `pod` is on its way to replace another one. It is not where another pod already fills its place.
-pub(super) fn is_coming(pods: &[PodView], pod: &PodView) -> bool {
-    let fills = |other: &PodView| {
+/// Returns whether `pod` is a replacement that is not ready yet, unless another pod already serves as this replica.
+pub(super) fn is_pending_replacement(pods: &[PodView], pod: &PodView) -> bool {
+    let serves_place = |other: &PodView| {
         other.owned && other.is_sound() && other.ready && other.name.place == pod.name.place
     };
-    pod.is_sound() && !pod.ready && pod.name.incarnation > 0 && !pods.iter().any(fills)
+    pod.is_sound() && !pod.ready && pod.name.incarnation > 0 && !pods.iter().any(serves_place)
 }

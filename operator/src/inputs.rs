@@ -1,23 +1,23 @@
 //! Input of the pure stages of one reconcile.
 
 use super::manifests::OperatorEnvironment;
-use super::memory::Remembered;
 use super::observed::Observed;
+use super::soft_state::SoftStateView;
 use remoe_api::MoEDeployment;
 
-/// Everything that a reconcile decides from. Nothing in it is a decision, and nothing of it changes after the read stage.
+/// Everything that a reconcile decides from. It holds no decisions and does not change after the read stage.
 #[derive(Clone, Copy)]
 pub(crate) struct Inputs<'a> {
-    /// The resource, with the prices that apply.
+    /// Deployment, with the prices that apply to it.
     pub owner: &'a MoEDeployment,
-    /// Prices of the platform apply, and differ from those of the spec.
+    /// Set if the platform's prices apply and differ from those of the spec.
     pub repriced: bool,
     /// Settings of the operator.
-    pub around: &'a OperatorEnvironment,
+    pub environment: &'a OperatorEnvironment,
     /// Objects in the cluster, and answers of functions.
     pub observed: &'a Observed,
     /// Soft state.
-    pub remembered: &'a Remembered,
-    /// Main functions that start now find their certificates, or need none.
-    pub certified: bool,
+    pub soft_state: &'a SoftStateView,
+    /// Set if a main function that starts now finds its certificate, or needs none.
+    pub main_certificate_ready: bool,
 }

@@ -1,54 +1,54 @@
-//! The pure step for the model's facts: known, or being found out.
+//! Inspection of the model: its facts, or the progress of finding them. Pure.
 
-use super::earlier;
 use super::facts::{FactsError, ModelFacts};
+use super::legacy_records;
 use super::one_shot::{OneShotState, UNREADABLE, one_shot};
 use super::records::Records;
-use super::trouble::Trouble;
+use super::status_issue::StatusIssue;
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Pod;
 use remoe_api::MoEDeployment;
 
-/// How the inspection of a model stands.
+/// Progress of a model's inspection.
 #[derive(Debug, Clone, PartialEq)]
-pub(crate) enum Inspecting {
+pub(crate) enum InspectionState {
     /// The facts of the model are known.
     Known(Box<ModelFacts>),
-    /// A pod is sent to find them out.
-    Sent(OneShotState),
+    /// A pod inspects the model.
+    Inspecting(OneShotState),
 }
 
-impl Inspecting {
-    /// The errand that is of use still.
+impl InspectionState {
+    /// Returns the state of the inspector pod; absent if the facts are known.
     pub(crate) fn one_shot(&self) -> Option<&OneShotState> {
         match self {
             Self::Known(_) => None,
-            Self::Sent(one_shot) => Some(one_shot),
+            Self::Inspecting(one_shot) => Some(one_shot),
         }
     }
 }
 
-/// Returns the facts about `subject` that are kept, by this release or an earlier one.
-pub(crate) fn kept_facts(owner: &MoEDeployment, records: Records<'_>, subject: &str) -> Option<ModelFacts> {
-    let kept = records.model.and_then(|record| ModelFacts::from_record(record, subject));
-    kept.or_else(|| earlier::facts(owner, records, subject))
+/// Returns the facts about `subject` that this release or an earlier one stored.
+pub(crate) fn stored_facts(owner: &MoEDeployment, records: Records<'_>, subject: &str) -> Option<ModelFacts> {
+    let stored = records.model.and_then(|record| ModelFacts::from_record(record, subject));
+    stored.or_else(|| legacy_records::facts(owner, records, subject))
 }
 
-/// How the inspection of a model by pods at `place` stands, of which `known` is kept.
-pub(crate) fn inspecting(
+/// Returns the progress of the inspection by pods named `place`, given the stored facts `known`.
+pub(crate) fn inspection_state(
     known: Option<ModelFacts>,
     pods: &[Pod],
     owner_uid: &str,
     place: &str,
     now: Timestamp,
-) -> Inspecting {
+) -> InspectionState {
     match known {
-        Some(facts) => Inspecting::Known(Box::new(facts)),
-        None => Inspecting::Sent(one_shot(pods, owner_uid, place, UNREADABLE, now)),
+        Some(facts) => InspectionState::Known(Box::new(facts)),
+        None => InspectionState::Inspecting(one_shot(pods, owner_uid, place, UNREADABLE, now)),
     }
 }
 
-impl From<FactsError> for Trouble {
+impl From<FactsError> for StatusIssue {
     fn from(error: FactsError) -> Self {
         Self::new(UNREADABLE, error.to_string())
     }

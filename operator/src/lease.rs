@@ -1,8 +1,8 @@
-//! Leader election by a Lease: of several operators one works.
+//! Leader election by a Lease.
 //!
-//! Guarantees: a leader that cannot renew stops before anybody else may start, as long as the clocks of
-//! both run at the same speed; they need not agree on the time. What a Lease says is taken over only by
-//! its resource version, so that of two candidates one wins.
+//! Guarantees: a leader that cannot renew stops before another candidate may start, if both clocks run at the same
+//! speed; they need not agree on the time. A Lease is replaced only by its resource version, so that of two
+//! candidates one wins.
 
 use super::term::Term;
 use k8s_openapi::api::coordination::v1::{Lease, LeaseSpec};
@@ -11,27 +11,26 @@ use kube::api::{Api, PostParams};
 use std::time::Duration;
 use tokio::time::{Instant, sleep, timeout, timeout_at};
 
-/// A leader's term ends after this share of the Lease's duration without a renewal. The rest is for
-/// writes that are on their way when it ends.
-const TERM: f64 = 2.0 / 3.0;
-/// A candidate tries this many times in the duration, a leader to renew as well.
-const TRIES: u32 = 8;
-/// One call takes at most this share of the duration: a lost one leaves time for others in the term.
-const CALL: f64 = 1.0 / 4.0;
+/// Share of the Lease's duration after which an unrenewed term ends. The rest covers writes in flight at that time.
+const TERM_SHARE: f64 = 2.0 / 3.0;
+/// Attempts to take or renew the Lease per duration.
+const ATTEMPTS_PER_DURATION: u32 = 8;
+/// Timeout of one call as a share of the duration: after a lost call, there is time for others within the term.
+const CALL_TIMEOUT_SHARE: f64 = 1.0 / 4.0;
 
-/// The Lease, as one candidate sees it.
+/// Candidate for a Lease.
 pub(super) struct Candidate {
     api: Api<Lease>,
     name: String,
     identity: String,
     duration: Duration,
     term: Term,
-    /// Lease as last read or written, and when it was first seen in this form.
-    seen: Option<(Lease, Instant)>,
+    /// Lease as last read or written, and the local time at which it was first seen in this form.
+    observed: Option<(Lease, Instant)>,
 }
 
 impl Candidate {
-    /// A candidate called `identity` for the Lease `name`, which lasts for `duration`.
+    /// Creates the candidate `identity` for the Lease `name` of this `duration`.
     pub(super) fn new(api: Api<Lease>, name: &str, identity: &str, duration: Duration) -> Self {
         Self {
             api,
@@ -39,55 +38,54 @@ impl Candidate {
             identity: identity.to_owned(),
             duration,
             term: Term::default(),
-            seen: None,
+            observed: None,
         }
     }
 
-    /// The time for which this candidate leads; every renewal prolongs it.
+    /// Returns the term of this candidate, which every renewal extends.
     pub(super) fn term(&self) -> Term {
         self.term.clone()
     }
 
     /// Waits until this candidate holds the Lease.
-    pub(super) async fn lead(&mut self) {
+    pub(super) async fn acquire(&mut self) {
         while !self.attempt().await {
-            sleep(self.between_tries()).await;
+            sleep(self.retry_interval()).await;
         }
     }
 
-    /// Renews the Lease for as long as that works; returns when it was lost, and with it the term.
-    pub(super) async fn keep(&mut self) {
-        // A renewal that takes longer than the term is none, whatever the API says in the end.
+    /// Renews the Lease until it is lost, which ends the term.
+    pub(super) async fn renew_until_lost(&mut self) {
+        // A renewal that completes after the term does not count.
         while let Some(end) = self.term.end()
             && timeout_at(end, self.renew()).await == Ok(true)
         {}
         self.term.close();
     }
 
-    /// Gives the Lease back, so that no other candidate has to wait until it expires. Nothing may be written after
-    /// this.
+    /// Releases the Lease, so that other candidates need not wait for its expiry. Nothing may be written after this.
     pub(super) async fn release(&mut self) {
         self.term.close();
-        let Some((mut lease, _)) = self.seen.take() else { return };
+        let Some((mut lease, _)) = self.observed.take() else { return };
         if let Some(spec) = &mut lease.spec {
             spec.holder_identity = None;
         }
         self.replace(lease).await;
     }
 
-    fn between_tries(&self) -> Duration {
-        self.duration / TRIES
+    fn retry_interval(&self) -> Duration {
+        self.duration / ATTEMPTS_PER_DURATION
     }
 
     fn holder(&self) -> Option<&str> {
-        let (lease, _) = self.seen.as_ref()?;
+        let (lease, _) = self.observed.as_ref()?;
         lease.spec.as_ref()?.holder_identity.as_deref().filter(|holder| !holder.is_empty())
     }
 
-    /// Tries until the Lease is renewed; false where another one has it.
+    /// Tries until the Lease is renewed. Returns false if another candidate holds it.
     async fn renew(&mut self) -> bool {
         loop {
-            sleep(self.between_tries()).await;
+            sleep(self.retry_interval()).await;
             if self.attempt().await {
                 return true;
             }
@@ -97,24 +95,24 @@ impl Candidate {
         }
     }
 
-    /// Takes or renews the Lease. Whether it is ours now.
+    /// Takes or renews the Lease. Returns whether this candidate holds it.
     async fn attempt(&mut self) -> bool {
-        // Counted from before the call: the others count from when they see what it did.
-        let begun = Instant::now();
-        // One call is enough as long as no other candidate writes the Lease.
-        let renewed = self.holder() == Some(&self.identity) && self.take().await;
-        let held = renewed || self.read_and_take().await;
+        // The term counts from before the call; other candidates count from when they observe the change.
+        let started_at = Instant::now();
+        // One call suffices if no other candidate wrote the Lease.
+        let renewed = self.holder() == Some(&self.identity) && self.try_acquire().await;
+        let held = renewed || self.read_and_acquire().await;
         if held {
-            self.term.prolong(begun + self.duration.mul_f64(TERM));
+            self.term.extend(started_at + self.duration.mul_f64(TERM_SHARE));
         }
         held
     }
 
-    async fn read_and_take(&mut self) -> bool {
-        match timeout(self.duration.mul_f64(CALL), self.api.get_opt(&self.name)).await {
+    async fn read_and_acquire(&mut self) -> bool {
+        match timeout(self.duration.mul_f64(CALL_TIMEOUT_SHARE), self.api.get_opt(&self.name)).await {
             Ok(Ok(Some(lease))) => {
-                self.note(lease);
-                self.take().await
+                self.observe(lease);
+                self.try_acquire().await
             }
             Ok(Ok(None)) => self.create().await,
             Ok(Err(error)) => {
@@ -128,24 +126,24 @@ impl Candidate {
         }
     }
 
-    /// Takes note of what was read. Time counts from when it changed, by our clock.
-    fn note(&mut self, lease: Lease) {
-        let is_known = self.seen.as_ref().is_some_and(|(seen, _)| seen.spec == lease.spec);
-        let since = match (&self.seen, is_known) {
+    /// Stores the Lease that was read. Its age counts from its last observed change, by the local clock.
+    fn observe(&mut self, lease: Lease) {
+        let is_known = self.observed.as_ref().is_some_and(|(observed, _)| observed.spec == lease.spec);
+        let since = match (&self.observed, is_known) {
             (Some((_, since)), true) => *since,
             _ => Instant::now(),
         };
-        self.seen = Some((lease, since));
+        self.observed = Some((lease, since));
     }
 
-    async fn take(&mut self) -> bool {
-        let Some((lease, since)) = &self.seen else { return false };
+    async fn try_acquire(&mut self) -> bool {
+        let Some((lease, since)) = &self.observed else { return false };
         let spec = lease.spec.clone().unwrap_or_default();
         let holder = self.holder();
         let ours = holder == Some(&self.identity);
-        let lasts = spec.lease_duration_seconds.and_then(|seconds| u64::try_from(seconds).ok());
-        let lasts = lasts.map_or(self.duration, Duration::from_secs);
-        if holder.is_some() && !ours && since.elapsed() < lasts {
+        let lease_duration = spec.lease_duration_seconds.and_then(|seconds| u64::try_from(seconds).ok());
+        let lease_duration = lease_duration.map_or(self.duration, Duration::from_secs);
+        if holder.is_some() && !ours && since.elapsed() < lease_duration {
             return false;
         }
         let mut lease = lease.clone();
@@ -176,19 +174,19 @@ impl Candidate {
         };
         let params = PostParams::default();
         let call = self.api.create(&params, &lease);
-        self.wrote(timeout(self.duration.mul_f64(CALL), call).await)
+        self.record_write(timeout(self.duration.mul_f64(CALL_TIMEOUT_SHARE), call).await)
     }
 
     async fn replace(&mut self, lease: Lease) -> bool {
         let params = PostParams::default();
         let call = self.api.replace(&self.name, &params, &lease);
-        self.wrote(timeout(self.duration.mul_f64(CALL), call).await)
+        self.record_write(timeout(self.duration.mul_f64(CALL_TIMEOUT_SHARE), call).await)
     }
 
-    fn wrote(&mut self, result: Result<kube::Result<Lease>, tokio::time::error::Elapsed>) -> bool {
+    fn record_write(&mut self, result: Result<kube::Result<Lease>, tokio::time::error::Elapsed>) -> bool {
         match result {
             Ok(Ok(lease)) => {
-                self.seen = Some((lease, Instant::now()));
+                self.observed = Some((lease, Instant::now()));
                 true
             }
             Ok(Err(error)) => {

@@ -1,17 +1,17 @@
-//! The Kubernetes operator: `MoEDeployment` resources as pods, Services and routing generations.
+//! Kubernetes operator: turns `MoEDeployment` resources into pods, Services and routing generations.
 //!
-//! One reconcile is one straight line of stages, which [`reconcile`] draws: [`read`], [`resolve`], [`plan`], [`scale`],
-//! [`build`], [`diff`], [`apply`], [`status`]. Those from resolve to diff are pure ([`decide`]). What the operator remembers
-//! ([`memory`]) may be lost at any time: a reconcile that was interrupted is repeated from what is in the cluster. Main
-//! functions are asked beside it ([`conversations`]).
+//! One reconcile is a fixed sequence of stages (see [`reconcile`]): [`read`], [`resolve`], [`plan`], [`scale`],
+//! [`build`], [`diff`], [`apply`], [`status`]. The stages from resolve to diff are pure ([`decide`]). The operator's
+//! own state ([`soft_state`]) may be lost at any time: after an interruption, the next reconcile rebuilds everything
+//! from the cluster. Main functions are polled outside of reconciles ([`main_pollers`]).
 
-// The stages, in their order, and what joins them.
+// Stages in order, and the modules that connect them.
 mod reconcile;
 
 mod decide;
 mod inputs;
-mod memory;
 mod observed;
+mod soft_state;
 
 mod read;
 
@@ -29,16 +29,15 @@ mod apply;
 
 mod status;
 
-// Parts of the stages.
-mod allowed;
+// Modules that the stages use.
 mod altered;
 mod backoff;
-mod collector;
+mod billed_pods;
 mod conditions;
 mod cooldown;
+mod deployment_policy;
 mod digest;
 mod drift;
-mod earlier;
 mod epoch;
 mod events;
 mod exposure;
@@ -46,42 +45,43 @@ mod facts;
 mod fleet;
 mod identity;
 mod inspection;
-mod mains;
+mod legacy_records;
+mod main_client;
 mod manifests;
 mod missing_inputs;
 mod names;
 mod one_shot;
 mod ownership;
-mod paid;
 mod planning;
+mod pod_comparison;
 mod pods;
 mod ports;
 mod profiling;
 mod quantity;
 mod records;
 mod replacement;
-mod rewritten;
 mod rollout;
+mod rollout_turn;
 mod routing;
 mod source;
-mod sources;
-mod trouble;
-mod turn;
+mod source_policy;
+mod status_issue;
+mod trace_collector;
 mod usage;
 mod write;
 
-// The process around them.
-mod calls;
+// Process: API client, controller, background tasks and settings.
+mod api;
 mod controller;
-mod conversations;
 mod gateways;
 mod lease;
+mod main_pollers;
 mod metrics;
 mod planning_pool;
 mod run;
 mod serve;
 mod settings;
-mod starting;
+mod start_probes;
 mod term;
 
 #[cfg(any(test, fuzzing))]

@@ -11,8 +11,8 @@ use std::path::Path;
 use std::process::ExitCode;
 use std::time::Duration;
 
-/// Longer than any answer of the API but a watch, which has a deadline of its own.
-const CONNECT: Duration = Duration::from_secs(10);
+/// Timeout of connections to the API server.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 
 fn main() -> ExitCode {
     let settings = Settings::parse();
@@ -39,15 +39,15 @@ fn operate(settings: RunSettings) -> Result<(), Box<dyn Error>> {
     let outcome = runtime.block_on(async {
         let shutdown = shutdown_on_signal()?;
         let mut config = Config::infer().await?;
-        config.connect_timeout = Some(CONNECT);
-        // Every call has a deadline of its own, and what fails is tried again as a whole.
+        config.connect_timeout = Some(CONNECT_TIMEOUT);
+        // Every call has its own deadline, and failed reconciles are retried as a whole.
         config.default_retry = false;
         let client = Client::try_from(config)?;
         let listener = listen(settings.metrics_listen)?;
         tracing::info!(address = %listener.local_addr()?, "serving probes and metrics");
         Ok(run(client, settings, listener, shutdown).await?)
     });
-    // Blocking work left behind must not hold up the exit.
+    // Remaining blocking work must not delay the exit.
     runtime.shutdown_background();
     outcome
 }

@@ -1,3 +1,5 @@
+//! Metrics of the operator.
+
 use super::decide::Effects;
 use super::names::Component;
 use super::scale::{GroupTransition, PhaseChange, ReplicaChange};
@@ -7,44 +9,44 @@ use prometheus::{
 use remoe_api::MixOf;
 use remoe_autoscale::scale_to_zero::ScalingPhase;
 
-/// Whose requests a plan followed.
+/// Values of the label `cause`.
 const WAKE: &str = "wake";
 const DRIFT: &str = "drift";
-/// Which way load had the replicas of a function go.
+/// Values of the label `direction`.
 const UP: &str = "up";
 const DOWN: &str = "down";
 
 /// Metrics of the operator.
 #[derive(Clone)]
 pub(super) struct Metrics {
-    /// Runs of the pipeline.
+    /// Reconciles.
     pub(super) reconciliations: IntCounter,
-    /// Runs that failed, by what failed.
+    /// Failed reconciles by kind of error.
     pub(super) errors: IntCounterVec,
-    /// Their durations.
+    /// Durations of reconciles in seconds.
     pub(super) duration: Histogram,
-    /// Calls that change objects, by verb and kind.
+    /// API calls that change objects, by verb and kind.
     pub(super) writes: IntCounterVec,
-    /// Wakes: functions were started because of a request, and how long that took.
+    /// Wakes: functions were started because of a request. Times to readiness in seconds.
     pub(super) wakes: IntCounter,
     pub(super) wake_seconds: Histogram,
-    /// Times that functions were scaled to zero for lack of requests.
+    /// Scale-downs to zero.
     pub(super) sleeps: IntCounter,
-    /// Plans that followed what requests use, by whose requests.
+    /// Plans made for changed expert usage, by cause.
     replans: IntCounterVec,
-    /// Functions of which there were more or fewer because of load, by what they are and which way.
+    /// Changes of replica counts because of load, by component and direction.
     scalings: IntCounterVec,
-    /// Remote functions that began or ceased to sleep while main functions ran, by why.
+    /// Sleeps and wakes of remote functions while main functions ran, by cause.
     group_turns: IntCounterVec,
     /// Set to 1 while this operator leads.
     pub(super) leads: IntGauge,
 }
 
 impl Metrics {
-    /// Metrics in `registry`.
+    /// Registers the metrics in `registry`.
     ///
     /// # Errors
-    /// A name is taken.
+    /// A metric of the same name is registered.
     pub(super) fn new(registry: &Registry) -> Result<Self, prometheus::Error> {
         let metrics = Self {
             reconciliations: IntCounter::new(
@@ -116,7 +118,7 @@ impl Metrics {
             Box::new(metrics.leads.clone()),
         ];
         all.into_iter().try_for_each(|metric| registry.register(metric))?;
-        // There from the beginning: an increase is only seen of what was there.
+        // Series exist from the start, so that their first increase is visible.
         for cause in [WAKE, DRIFT] {
             metrics.replans.with_label_values(&[cause]);
         }
@@ -133,22 +135,22 @@ impl Metrics {
 
     /// Counts the effects of a reconcile.
     pub(super) fn count(&self, effects: &Effects) {
-        effects.replanned.into_iter().for_each(|of| self.replanned(of));
+        effects.replanned.into_iter().for_each(|source| self.replanned(source));
         effects.phase.into_iter().for_each(|change| self.changed(change));
         effects.scaled.iter().for_each(|change| self.scaled(change));
         effects.groups.iter().for_each(|change| self.group_turned(change.to));
     }
 
-    /// Counts a plan for the expert usage of these requests.
-    fn replanned(&self, of: MixOf) {
-        let cause = match of {
+    /// Counts a plan made for the usage of these requests.
+    fn replanned(&self, source: MixOf) {
+        let cause = match source {
             MixOf::Waiting => WAKE,
             MixOf::Answered => DRIFT,
         };
         self.replans.with_label_values(&[cause]).inc();
     }
 
-    /// Counts a remote function that fell asleep or woke.
+    /// Counts a sleep or wake of a remote function.
     fn group_turned(&self, to: GroupTransition) {
         self.group_turns.with_label_values(&[transition_name(to)]).inc();
     }
@@ -190,11 +192,11 @@ mod tests {
         let series = |name: &str| -> Vec<(Vec<String>, f64)> {
             let families = registry.gather();
             let family = families.iter().find(|family| family.name() == name).unwrap();
-            let of = |metric: &prometheus::proto::Metric| {
+            let source = |metric: &prometheus::proto::Metric| {
                 let labels = metric.get_label().iter().map(|label| label.value().to_owned());
                 (labels.collect(), metric.get_counter().get_value())
             };
-            family.get_metric().iter().map(of).collect()
+            family.get_metric().iter().map(source).collect()
         };
         let named = |labels: [&str; 2], value| (labels.map(str::to_owned).to_vec(), value);
         let scalings = || series("remoe_operator_scalings_total");

@@ -1,10 +1,10 @@
-//! Names of what is still to be read. Pure: they follow from the resource and from what is stored about its model, and no
-//! later stage is asked for them.
+//! Names the inputs that must still be read. Pure: they follow from the resource and from what is stored about its
+//! model.
 
-use super::earlier;
 use super::facts::{ModelFacts, subject_of};
-use super::inspection::kept_facts;
-use super::manifests::inspector_place;
+use super::inspection::stored_facts;
+use super::legacy_records;
+use super::manifests::inspector_pod_place;
 use super::names::profile_record;
 use super::one_shot::{OneShotState, one_shot};
 use super::profiling;
@@ -12,38 +12,38 @@ use super::records::{Details, Records};
 use kube::ResourceExt;
 use remoe_api::MoEDeployment;
 
-/// Something that was not read yet.
+/// Input that was not read yet.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum MissingInput {
     /// Log of a pod.
     Log(String),
     /// Record of a profile.
     Profile(String),
-    /// ConfigMap with a supplied profile, or with what an earlier release kept.
+    /// ConfigMap with a supplied profile, or with data of an earlier release.
     Map(String),
 }
 
-/// Returns what is to be read for `owner` beyond `records`; none if nothing is lacking.
+/// Returns the next input to read for `owner` beyond `records`; absent if nothing is missing.
 ///
 /// # Errors
 /// The spec cannot be written as JSON.
-pub(crate) fn lacking(
+pub(crate) fn missing_input(
     owner: &MoEDeployment,
     records: Records<'_>,
 ) -> Result<Option<MissingInput>, serde_json::Error> {
     let Details { profiles, maps, logs } = records.details;
-    if let Some(name) = earlier::lacking(owner, records) {
+    if let Some(name) = legacy_records::missing_input(owner, records) {
         return Ok(Some(MissingInput::Map(name)));
     }
     let unread_log = |place: &str| finished(owner, records, place).filter(|pod| !logs.contains_key(pod));
     let subject = subject_of(owner)?;
-    let inspectors = inspector_place(&owner.name_any(), &subject);
-    let printed = || {
-        let log = logs.get(&finished(owner, records, &inspectors)?)?.as_ref().ok()?;
+    let inspector_place_name = inspector_pod_place(&owner.name_any(), &subject);
+    let printed_facts = || {
+        let log = logs.get(&finished(owner, records, &inspector_place_name)?)?.as_ref().ok()?;
         ModelFacts::from_log(log).ok()
     };
-    let Some(facts) = kept_facts(owner, records, &subject).or_else(printed) else {
-        return Ok(unread_log(&inspectors).map(MissingInput::Log));
+    let Some(facts) = stored_facts(owner, records, &subject).or_else(printed_facts) else {
+        return Ok(unread_log(&inspector_place_name).map(MissingInput::Log));
     };
     if let Some(named) = &owner.spec.profile {
         let name = &named.config_map_name;
@@ -52,22 +52,23 @@ pub(crate) fn lacking(
     let subject = profiling::subject(owner, &facts)?;
     let name = profile_record(&subject);
     let Some(record) = profiles.get(&name) else { return Ok(Some(MissingInput::Profile(name))) };
-    let earlier = if record.is_none() { earlier::lacking_profile(records, &name) } else { None };
-    if let Some(name) = earlier {
+    let legacy_records =
+        if record.is_none() { legacy_records::missing_profile(records, &name) } else { None };
+    if let Some(name) = legacy_records {
         return Ok(Some(MissingInput::Map(name)));
     }
-    let kept = match record {
+    let profile = match record {
         Some(record) => profiling::measured(record, &subject, owner, &facts),
-        None => earlier::profile(owner, records, &name)
+        None => legacy_records::profile(owner, records, &name)
             .and_then(|profile| profiling::of_model(profile, owner, &facts)),
     };
-    Ok(if kept.is_some() { None } else { unread_log(&name).map(MissingInput::Log) })
+    Ok(if profile.is_some() { None } else { unread_log(&name).map(MissingInput::Log) })
 }
 
-/// Returns the helper pod at `place` that is done.
+/// Returns the completed one-shot pod at `place`.
 fn finished(owner: &MoEDeployment, records: Records<'_>, place: &str) -> Option<String> {
     let uid = owner.uid().unwrap_or_default();
-    // The reason is that of a failure.
+    // The reason matters only for failures.
     match one_shot(records.pods, &uid, place, "", records.now) {
         OneShotState::Done { pod } => Some(pod),
         OneShotState::Start { .. } | OneShotState::Waiting { .. } | OneShotState::Failed { .. } => None,

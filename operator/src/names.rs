@@ -1,42 +1,43 @@
-//! Names and labels of everything that belongs to a deployment.
+//! Names and labels of the objects of a deployment.
 
 use kube::api::ObjectMeta;
 pub(crate) use remoe_api::tier;
 use std::collections::{BTreeMap, BTreeSet};
 
-/// The deployment's name.
+/// Label with the deployment's name.
 pub(crate) const DEPLOYMENT: &str = "remoe.dev/deployment";
-/// Which function: `main`, `l` and the id of the layer, or `g` and the number of the group. Users see it as its [`tier`].
+/// Label with the function: `main`, `l` and the index of the layer, or `g` and the number of the group. Users see it
+/// as its [`tier`].
 pub(crate) const FUNCTION: &str = "remoe.dev/function";
-/// Hash of all that a pod of the function consists of.
+/// Label with the hash of the function's specification.
 pub(crate) const IDENTITY: &str = "remoe.dev/identity";
-/// Which of the function's replicas.
+/// Label with the index of the replica.
 pub(crate) const REPLICA: &str = "remoe.dev/replica";
-/// Hash of what a helper pod, or a profile, is about.
+/// Label with the hash of what a one-shot pod or a profile is about.
 pub(crate) const SUBJECT: &str = "remoe.dev/subject";
-/// Which part a pod plays.
+/// Label with the component of a pod.
 pub(crate) const COMPONENT: &str = "app.kubernetes.io/component";
 
 /// Value of `app.kubernetes.io/managed-by`.
 pub(crate) const MANAGER: &str = "remoe-operator";
-/// The function that every deployment has.
+/// Name of the main function.
 pub(crate) const MAIN: &str = "main";
 
-/// The part that a pod plays.
+/// Component of a pod.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Component {
     /// A main function.
     Main,
     /// A remote-expert function.
     RemoteExpert,
-    /// Reads the checkpoint's headers.
+    /// Inspector, which reads the checkpoint's headers.
     Inspector,
-    /// Measures the hardware.
+    /// Profiler, which measures the hardware.
     Profiler,
 }
 
 impl Component {
-    /// Value of the label [`COMPONENT`].
+    /// Returns the value of the label [`COMPONENT`].
     pub(crate) fn name(self) -> &'static str {
         match self {
             Self::Main => "main",
@@ -47,17 +48,17 @@ impl Component {
     }
 }
 
-/// The function of a layer's remote experts.
+/// Returns the name of the function of a layer's remote experts.
 pub(crate) fn layer_function(layer: u32) -> String {
     format!("l{layer}")
 }
 
-/// The function of a group of remote experts.
+/// Returns the name of the function of a group of remote experts.
 pub(crate) fn group_function(number: usize) -> String {
     format!("g{number}")
 }
 
-/// Labels of every object of `deployment`.
+/// Returns the labels of every object of `deployment`.
 pub(crate) fn labels(deployment: &str) -> BTreeMap<String, String> {
     BTreeMap::from([
         ("app.kubernetes.io/name".to_owned(), "remoe".to_owned()),
@@ -68,7 +69,7 @@ pub(crate) fn labels(deployment: &str) -> BTreeMap<String, String> {
     ])
 }
 
-/// Returns the selector of the pods that play `component` in `deployment`.
+/// Returns the selector of the pods of `component` in `deployment`.
 pub(crate) fn component_selector(deployment: &str, component: Component) -> BTreeMap<String, String> {
     BTreeMap::from([
         (DEPLOYMENT.to_owned(), deployment.to_owned()),
@@ -84,65 +85,63 @@ pub(crate) fn function_selector(deployment: &str, function: &str) -> BTreeMap<St
     ])
 }
 
-/// A selector as the API's query parameters and the scale subresource write it.
+/// Formats a selector for query parameters and the scale subresource.
 pub(crate) fn selector_text(selector: &BTreeMap<String, String>) -> String {
     let pairs: Vec<String> = selector.iter().map(|(key, value)| format!("{key}={value}")).collect();
     pairs.join(",")
 }
 
-/// Record with the facts of the checkpoint.
+/// Returns the name of the record with the facts of the checkpoint.
 pub(crate) fn model_record(deployment: &str) -> String {
     format!("{deployment}-model")
 }
 
-/// Record of what a profiler measured of `subject`, and the place of the pods that measure it.
+/// Returns the name of the record of a measured profile, which is also the place of its profiler pods.
 pub(crate) fn profile_record(subject: &str) -> String {
     format!("remoe-profile-{subject}")
 }
 
-/// Record of the routing generations: the durable copy of what main functions were told.
+/// Returns the name of the record with the routing generations.
 pub(crate) fn routing_record(deployment: &str) -> String {
     format!("{deployment}-routing")
 }
 
-/// Incarnations are counted up to here. Pauses between them make ten years of it: a pod with a larger number
+/// Upper bound of incarnations. With the pauses between them it takes ten years to reach: a pod with a higher number
 /// was not named by this operator.
-const MOST_INCARNATIONS: u32 = 1_000_000;
+const MAX_INCARNATIONS: u32 = 1_000_000;
 
-/// Where a pod stands among those that were started for the same purpose: names end in an incarnation.
+/// Name of a pod: its place, and an incarnation that counts the pods created for that place.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct PodName {
-    /// All but the incarnation: equal for all that fill one place.
+    /// Name without the incarnation; equal for all pods of one replica.
     pub place: String,
-    /// How many came before.
+    /// Number of earlier pods at this place.
     pub incarnation: u32,
 }
 
 impl PodName {
-    /// Reads the name of a pod; none where it has no incarnation.
+    /// Parses the name of a pod; absent if it has no incarnation.
     pub(crate) fn parse(name: &str) -> Option<Self> {
         let (place, incarnation) = name.rsplit_once('-')?;
-        // As it is written, so that two names never mean the same.
+        // Only the canonical form, so that two names never mean the same.
         let number: u32 = incarnation.parse().ok()?;
         (number.to_string() == incarnation).then(|| Self { place: place.to_owned(), incarnation: number })
     }
 }
 
 impl PodName {
-    /// Reports if this operator can have counted up to the incarnation: other numbers say nothing about how many there
-    /// were.
+    /// Returns whether the incarnation is low enough to come from this operator. Others do not count earlier pods.
     pub(crate) fn is_counted(&self) -> bool {
-        self.incarnation < MOST_INCARNATIONS
+        self.incarnation < MAX_INCARNATIONS
     }
 }
 
-/// Returns the incarnation that follows `newest` at a place where the names of `taken` are in use, by pods of any
-/// owner.
+/// Returns the incarnation that follows `newest`, skipping names that pods of any owner have `taken`.
 pub(crate) fn next_incarnation(newest: Option<u32>, taken: &BTreeSet<u32>) -> u32 {
-    let next = newest.and_then(|newest| newest.checked_add(1)).filter(|next| *next < MOST_INCARNATIONS);
+    let next = newest.and_then(|newest| newest.checked_add(1)).filter(|next| *next < MAX_INCARNATIONS);
     let first = next.unwrap_or(0);
-    // Fewer pods than numbers exist, so one is free.
-    (first..MOST_INCARNATIONS).chain(0..first).find(|number| !taken.contains(number)).unwrap_or(first)
+    // There are fewer pods than numbers, so one is free.
+    (first..MAX_INCARNATIONS).chain(0..first).find(|number| !taken.contains(number)).unwrap_or(first)
 }
 
 impl std::fmt::Display for PodName {
@@ -151,7 +150,7 @@ impl std::fmt::Display for PodName {
     }
 }
 
-/// The label `key` of an object; empty where it has none.
+/// Returns the label `key` of an object; empty if it has none.
 pub(crate) fn label<'a>(meta: &'a ObjectMeta, key: &str) -> &'a str {
     meta.labels.as_ref().and_then(|labels| labels.get(key)).map_or("", String::as_str)
 }
@@ -166,7 +165,7 @@ mod tests {
         let shown =
             [MAIN.to_owned(), group_function(0), group_function(12), layer_function(3)].map(|it| tier(&it));
         assert_eq!(shown, ["main", "group-0", "group-12", "layer-3"]);
-        // Labels that others wrote.
+        // Labels written by others.
         assert_eq!(["", "g", "l-1", "x3"].map(tier), ["main"; 4]);
     }
 
@@ -186,7 +185,7 @@ mod tests {
         assert_eq!(next_incarnation(Some(3), &taken(&[3])), 4);
         assert_eq!(next_incarnation(Some(3), &taken(&[3, 4, 5, u32::MAX])), 6);
         assert_eq!(next_incarnation(None, &taken(&[0, u32::MAX])), 1);
-        for last in [MOST_INCARNATIONS - 1, MOST_INCARNATIONS, u32::MAX] {
+        for last in [MAX_INCARNATIONS - 1, MAX_INCARNATIONS, u32::MAX] {
             assert_eq!(next_incarnation(Some(last), &taken(&[0, last])), 1);
         }
         assert!(!PodName::parse("demo-4294967295").unwrap().is_counted());

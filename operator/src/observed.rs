@@ -1,7 +1,7 @@
 //! Output of the read stage: objects in the cluster, and answers of functions.
 
-use super::conversations::MainObservation;
-use super::earlier;
+use super::legacy_records;
+use super::main_pollers::MainObservation;
 use super::pods::{ContainerRun, PodView};
 use super::records::{Details, Records};
 use super::routing::RoutingTable;
@@ -13,10 +13,11 @@ use kube::ResourceExt;
 use remoe_api::{GatewayDemand, MoEDemand, MoEDeployment, MoEPlan, MoERecord};
 use std::collections::{BTreeSet, HashMap};
 
-/// Everything that belongs to a deployment. Built once, by [`read`](super::read), and never changed; it holds no decision.
+/// Snapshot of everything that belongs to a deployment. Built once by [`read`](super::read); immutable, and free of
+/// decisions.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Observed {
-    /// Pods of functions and helpers.
+    /// Pods of functions, inspectors and profilers.
     pub pods: Vec<Pod>,
     /// Services.
     pub services: Vec<Service>,
@@ -24,33 +25,34 @@ pub(crate) struct Observed {
     pub network_policies: Vec<NetworkPolicy>,
     /// Disruption budgets.
     pub budgets: Vec<PodDisruptionBudget>,
-    /// Plans, the newest last.
+    /// Plans, newest last.
     pub plans: Vec<MoEPlan>,
-    /// Facts of the checkpoint.
+    /// Record with the facts of the checkpoint.
     pub model: Option<MoERecord>,
-    /// Routing generations.
+    /// Record with the routing generations.
     pub routing: Option<MoERecord>,
     /// Objects and logs that were read by name.
     pub details: Details,
-    /// Answers of main functions, by the UID of their pods.
-    pub heard: HashMap<String, MainObservation>,
-    /// Containers of remote functions that start and answer their probe.
+    /// Latest observation of each main function, by the UID of its pod.
+    pub main_observations: HashMap<String, MainObservation>,
+    /// Containers of remote functions that are starting and already answered their readiness probe.
     pub serving: BTreeSet<ContainerRun>,
-    /// Demand as gateways and the operator write it, if there are gateways.
+    /// Demand object, which gateways and the operator write; absent without gateways.
     pub demand: Option<MoEDemand>,
-    /// The identities of the gateways that live, where functions may sleep, or plans or replicas follow what gateways say.
+    /// UIDs of live gateways. Read only if the deployment depends on their reports: it may scale to zero, follow
+    /// load, or replan.
     pub gateways: BTreeSet<String>,
-    /// Gateways live that could show main functions no certificate, and no main function wants one yet: those that start are to
-    /// speak with everybody.
-    pub strange_gateways: bool,
-    /// Since when this operator has been looking.
+    /// Set if a live gateway has no certificate. Main functions that start then accept every peer, unless one
+    /// requires certificates already.
+    pub uncertified_gateways: bool,
+    /// Time since which this operator observes gateways.
     pub since: Timestamp,
     /// Time of the read.
     pub now: Timestamp,
 }
 
 impl Observed {
-    /// Returns everything from which model and hardware are known.
+    /// Returns the records from which model and hardware are resolved.
     pub(crate) fn records(&self) -> Records<'_> {
         Records {
             pods: &self.pods,
@@ -62,36 +64,38 @@ impl Observed {
         }
     }
 
-    /// The entries of gateways that live.
+    /// Returns the demand entries of live gateways.
     pub(crate) fn gateways_alive(&self) -> impl Iterator<Item = &GatewayDemand> {
         let entries = self.demand.as_ref().map_or(&[][..], |demand| demand.gateways());
         entries.iter().filter(|entry| self.gateways.contains(&entry.uid))
     }
 
-    /// The routing generations, read.
+    /// Returns the parsed routing table.
     pub(crate) fn table(&self, owner: &MoEDeployment) -> RoutingTable {
-        let kept = self.routing.as_ref().map(RoutingTable::from_record);
-        kept.or_else(|| earlier::routing(owner, self.records())).unwrap_or_default()
+        let stored = self.routing.as_ref().map(RoutingTable::from_record);
+        stored.or_else(|| legacy_records::routing(owner, self.records())).unwrap_or_default()
     }
 
-    /// Reports if main functions were told a generation that is kept.
+    /// Returns whether a routing table is stored.
     pub(super) fn has_routing(&self, owner: &MoEDeployment) -> bool {
-        self.routing.is_some() || earlier::routing(owner, self.records()).is_some()
+        self.routing.is_some() || legacy_records::routing(owner, self.records()).is_some()
     }
 
-    /// The pods of functions of `owner`, with what main functions said.
+    /// Returns the pods of functions of `owner`, with the observations of main functions.
     pub(crate) fn functions(&self, owner: &MoEDeployment) -> Vec<PodView> {
         let uid = owner.uid().unwrap_or_default();
         let newest = self.table(owner).newest();
-        let views = self.pods.iter().filter_map(|pod| PodView::of(pod, &uid, self.now));
-        let heard = views.map(|mut view| {
-            if let Some(heard) = self.heard.get(&view.uid).filter(|_| view.is_main && view.is_sound()) {
-                view.note_in_force(heard.in_force, newest);
-                view.placement.clone_from(&heard.placement);
+        let views = self.pods.iter().filter_map(|pod| PodView::from_pod(pod, &uid, self.now));
+        let functions = views.map(|mut view| {
+            if let Some(observation) =
+                self.main_observations.get(&view.uid).filter(|_| view.is_main && view.is_sound())
+            {
+                view.note_in_force(observation.in_force, newest);
+                view.placement.clone_from(&observation.placement);
             }
             view.ready |= view.starting && !view.is_main && self.serving.contains(&view.run());
             view
         });
-        heard.collect()
+        functions.collect()
     }
 }

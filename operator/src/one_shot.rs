@@ -1,52 +1,52 @@
-//! One-shot pods: the pure step that starts one, waits for it, and starts another after a failure.
+//! Pods that run to completion: starts one, waits for it, and retries after a failure. Pure.
 
 use super::backoff::pause;
 use super::names::{self, COMPONENT, Component, PodName, SUBJECT, next_incarnation};
 use super::ownership::is_owned_by;
 use super::pods::{PodOutcome, outcome};
-use super::trouble::Trouble;
+use super::status_issue::StatusIssue;
 use super::write::Deletion;
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Pod;
 use kube::ResourceExt;
 use serde::Deserialize;
 
-/// The reason where a checkpoint could not be read.
+/// Reason of a checkpoint that could not be read.
 pub(super) const UNREADABLE: &str = "ModelUnreadable";
 
-/// How an errand stands.
+/// State of a task that a one-shot pod performs.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) enum OneShotState {
-    /// A pod is to be started.
+    /// A pod must be started.
     Start {
-        /// How many came before.
+        /// Number of earlier pods.
         incarnation: u32,
-        /// Why the one before failed.
-        after: Option<Trouble>,
+        /// Failure of the pod before it.
+        after: Option<StatusIssue>,
     },
-    /// A pod is at work.
+    /// A pod is running.
     Waiting {
-        /// Trouble that keeps the pod from working.
-        trouble: Option<Trouble>,
+        /// Issue that keeps the pod from working.
+        issue: Option<StatusIssue>,
     },
-    /// A pod is done: its log has what it found out.
+    /// A pod completed; its log has the result.
     Done {
-        /// The pod.
+        /// Name of the pod.
         pod: String,
     },
-    /// The last pod failed; another one is due later.
+    /// The last pod failed; another one starts later.
     Failed {
-        /// Why.
-        trouble: Trouble,
-        /// How many were started.
+        /// Failure of the pod.
+        issue: StatusIssue,
+        /// Number of pods started so far.
         attempts: u32,
-        /// When the next one is started.
+        /// Start time of the next pod.
         retry_at: Timestamp,
     },
 }
 
-/// How the errand at `place` of the deployment with `owner_uid` stands. The last words of a pod that
-/// failed become a trouble of `reason`.
+/// Returns the state of the task at `place` of the deployment with `owner_uid`. A failed pod's last message becomes
+/// an issue of `reason`.
 pub(crate) fn one_shot(
     pods: &[Pod],
     owner_uid: &str,
@@ -54,35 +54,35 @@ pub(crate) fn one_shot(
     reason: &'static str,
     now: Timestamp,
 ) -> OneShotState {
-    let named = pods.iter().filter_map(|pod| Some((PodName::parse(&pod.name_any())?, pod)));
-    let there: Vec<_> = named.filter(|(name, _)| name.place == place).collect();
-    let taken = there.iter().map(|(name, _)| name.incarnation).collect();
-    let ours = there.iter().filter(|(name, pod)| name.is_counted() && is_owned_by(*pod, owner_uid));
+    let parsed = pods.iter().filter_map(|pod| Some((PodName::parse(&pod.name_any())?, pod)));
+    let at_place: Vec<_> = parsed.filter(|(name, _)| name.place == place).collect();
+    let taken = at_place.iter().map(|(name, _)| name.incarnation).collect();
+    let ours = at_place.iter().filter(|(name, pod)| name.is_counted() && is_owned_by(*pod, owner_uid));
     let newest = ours.max_by_key(|(name, _)| name.incarnation);
     let next = next_incarnation(newest.map(|(name, _)| name.incarnation), &taken);
-    let at_work = newest.filter(|(_, pod)| pod.metadata.deletion_timestamp.is_none());
-    let Some((name, pod)) = at_work else { return OneShotState::Start { incarnation: next, after: None } };
+    let running = newest.filter(|(_, pod)| pod.metadata.deletion_timestamp.is_none());
+    let Some((name, pod)) = running else { return OneShotState::Start { incarnation: next, after: None } };
     match outcome(pod) {
-        PodOutcome::Running { trouble } => OneShotState::Waiting { trouble },
+        PodOutcome::Running { issue } => OneShotState::Waiting { issue },
         PodOutcome::Succeeded => OneShotState::Done { pod: name.to_string() },
-        PodOutcome::Failed { trouble, at } => {
-            let trouble = explained(trouble, reason);
+        PodOutcome::Failed { issue, at } => {
+            let issue = reported_issue(issue, reason);
             let attempts = name.incarnation.saturating_add(1);
-            // A node's clock may be ahead of ours.
+            // The node's clock may be ahead.
             let ended = at.unwrap_or(now).min(now);
             let retry_at = ended.checked_add(pause(attempts)).unwrap_or(now);
             if now < retry_at {
-                OneShotState::Failed { trouble, attempts, retry_at }
+                OneShotState::Failed { issue, attempts, retry_at }
             } else {
-                OneShotState::Start { incarnation: next, after: Some(trouble) }
+                OneShotState::Start { incarnation: next, after: Some(issue) }
             }
         }
     }
 }
 
-/// Returns pods on errands of `component` that are no longer of use. Of use are at most the pods of one subject, unless
-/// its errand is to be started again.
-pub(crate) fn useless(
+/// Returns the one-shot pods of `component` that are no longer needed: all but those of the subject in `useful`,
+/// unless its task starts again.
+pub(crate) fn obsolete_pods(
     pods: &[Pod],
     owner_uid: &str,
     component: Component,
@@ -98,9 +98,9 @@ pub(crate) fn useless(
             names::label(&pod.metadata, SUBJECT) == subject && !matches!(one_shot, OneShotState::Start { .. })
         })
     };
-    let useless = of_component.filter(|pod| !is_useful(pod));
+    let obsolete_pods = of_component.filter(|pod| !is_useful(pod));
     let deletion = |pod: &Pod| Some(Deletion { name: pod.name_any(), uid: pod.uid()?, grace_seconds: None });
-    useless.filter_map(deletion).collect()
+    obsolete_pods.filter_map(deletion).collect()
 }
 
 /// Last line of the output of `remoe-agent` when it fails.
@@ -116,18 +116,18 @@ struct RefusalBody {
     field: Option<String>,
 }
 
-/// The pod's own words, where its log has them.
-fn explained(trouble: Trouble, reason: &'static str) -> Trouble {
-    let refusal = trouble.message.lines().rev().find_map(|line| serde_json::from_str::<Refusal>(line).ok());
+/// Returns the issue that the pod reported in its log; else `issue`.
+fn reported_issue(issue: StatusIssue, reason: &'static str) -> StatusIssue {
+    let refusal = issue.message.lines().rev().find_map(|line| serde_json::from_str::<Refusal>(line).ok());
     let Some(RefusalBody { code, message, field }) = refusal.map(|refusal| refusal.error) else {
-        return trouble;
+        return issue;
     };
     let reason = match (code.as_str(), field.as_deref()) {
         (_, Some("credentials")) => "CredentialsRefused",
         (_, Some("source")) => "SourceNotAllowed",
-        // Nothing is wrong with the model: what it is read from failed.
+        // The model source failed, not the model.
         ("runtime", _) if reason == UNREADABLE => "SourceUnavailable",
         _ => reason,
     };
-    Trouble::new(reason, message)
+    StatusIssue::new(reason, message)
 }

@@ -1,12 +1,12 @@
-//! Objects that belong to a deployment: their metadata, and how they are told from those of others.
+//! Ownership of objects: metadata of owned objects, and checks of the owner.
 
 use super::names;
-use super::trouble::Trouble;
+use super::status_issue::StatusIssue;
 use kube::api::ObjectMeta;
 use kube::{Resource, ResourceExt};
 use remoe_api::MoEDeployment;
 
-/// Reason of a trouble with an object of another owner under the name that this one is to have.
+/// Reason of an issue: another owner has an object of the desired name.
 pub(crate) const NAME_TAKEN: &str = "NameTaken";
 
 /// Returns name, labels and owner reference of an object that belongs to `owner` and is deleted with it.
@@ -16,7 +16,7 @@ pub(crate) fn owned_meta(owner: &MoEDeployment, name: impl FnOnce(&str) -> Strin
         name: Some(name(&deployment)),
         namespace: owner.namespace(),
         labels: Some(names::labels(&deployment)),
-        // Only an object that was read from the API has an identity to refer to.
+        // Only an object that was read from the API has a UID to refer to.
         owner_references: owner.controller_owner_ref(&()).map(|reference| vec![reference]),
         ..ObjectMeta::default()
     }
@@ -27,8 +27,8 @@ pub(crate) fn is_owned_by<K: Resource>(object: &K, uid: &str) -> bool {
     object.owner_references().iter().any(|owner| owner.controller == Some(true) && owner.uid == uid)
 }
 
-/// Returns the trouble with an object whose name another owner has.
-pub(crate) fn name_taken<K: Resource<DynamicType = ()>>(wanted: &K) -> Trouble {
+/// Returns the issue about an object whose name another owner has taken.
+pub(crate) fn name_taken<K: Resource<DynamicType = ()>>(wanted: &K) -> StatusIssue {
     let (kind, name) = (K::kind(&()), wanted.name_any());
-    Trouble::new(NAME_TAKEN, format!("{kind} {name} has another owner; rename it, or this deployment"))
+    StatusIssue::new(NAME_TAKEN, format!("{kind} {name} has another owner; rename it, or this deployment"))
 }

@@ -2,8 +2,8 @@
 
 /// HTTP interface of main functions.
 pub(crate) const HTTP_PORT: u16 = 8000;
-/// Probes of all functions. Nodes reach their own pods whatever network policies say; the operator probes remote functions
-/// that start.
+/// Health probes of all functions. A kubelet reaches its own pods whatever network policies say; the operator probes
+/// starting remote functions.
 pub(crate) const HEALTH_PORT: u16 = 8081;
 /// Control interface of main functions.
 pub(crate) const CONTROL_PORT: u16 = 9000;

@@ -1,15 +1,14 @@
-//! The pure step for figures of the hardware: the profile that plans stand on, and whether a pod is to
-//! measure it.
+//! Hardware profiles: where they are stored, and what they depend on. Pure.
 //!
-//! A measured profile is shared by all deployments of a namespace that would measure the same. It is not
-//! shared further: a tenant who can write into a pod could forge it for others.
+//! All deployments of a namespace that would measure the same share a profile. It is not shared across namespaces: a
+//! tenant who can write into a pod could forge it for others.
 
 use super::digest::digest;
 use super::facts::ModelFacts;
 use super::manifests::measured_vcpus;
 use super::names::{self, MANAGER, SUBJECT};
 use super::planning::{KnownProfile, compute_dtype, served};
-use super::trouble::Trouble;
+use super::status_issue::StatusIssue;
 use k8s_openapi::api::core::v1::ConfigMap;
 use kube::api::ObjectMeta;
 use kube::{Resource, ResourceExt};
@@ -17,33 +16,32 @@ use remoe_api::{MainSpec, MoEDeployment, MoERecord, MoERecordSpec, PodTemplate, 
 use remoe_hardware::{MEASUREMENTS, ModelId, Profile};
 use std::collections::BTreeMap;
 
-/// The key of a profile in a ConfigMap that a user supplies.
+/// Key of the profile in a ConfigMap that a user supplies.
 pub(super) const KEY: &str = "profile.json";
-/// A profile takes no more, in bytes of JSON.
+/// Maximum bytes of a profile in JSON.
 const MAX_PROFILE: usize = 128 << 10;
 
-/// Pods that are sent to measure the same before the prior has to do.
+/// Maximum profiler pods before the prior stays in use.
 pub(crate) const ATTEMPTS: u32 = 3;
 
-/// Identity of what a profiler of `owner` measures: the weights, what they are computed in, by which
-/// version of what is measured, with what, and on which nodes. Deployments with the same one share a
-/// profile, and an upgrade of the programs alone keeps it.
+/// Returns the hash of everything that a measurement depends on: weights, precision, version of the measured code,
+/// hardware, and nodes. Deployments with the same hash share a profile. An upgrade that leaves the measured code
+/// unchanged keeps it.
 ///
-/// Nodes are told apart by what the spec says about them; the operator may not read them. The class of
-/// numerics follows from the dtype and the version.
+/// Nodes are identified only by the spec's scheduling constraints; the operator may not read Node objects. The
+/// numerics class follows from the dtype and the version.
 ///
 /// # Errors
 /// The spec cannot be written as JSON.
 pub(crate) fn subject(owner: &MoEDeployment, facts: &ModelFacts) -> Result<String, serde_json::Error> {
-    // Without `..`: whether a new field matters here is to be decided.
+    // No `..` in the pattern: a new field must be considered here.
     let MainSpec { device, gpu, memory_mb, cpu, template } = &owner.spec.main;
     let PodTemplate {
         node_selector,
         affinity,
-        // Other runtimes take their share of every system call.
+        // Another runtime makes system calls slower.
         runtime_class_name,
-        // Who runs, when and beside whom says nothing about the hardware; nor does a toleration, which
-        // chooses no node.
+        // Account, priority and tolerations select no hardware.
         priority_class_name: _,
         service_account_name: _,
         tolerations: _,
@@ -59,20 +57,19 @@ pub(crate) fn subject(owner: &MoEDeployment, facts: &ModelFacts) -> Result<Strin
 /// Returns the profile that a user supplied in the ConfigMap `name`.
 ///
 /// # Errors
-/// A fault that a user must mend.
-pub(crate) fn supplied(name: &str, map: Option<&ConfigMap>) -> Result<KnownProfile, Trouble> {
-    let missing = |message| Trouble::new("ProfileMissing", message);
+/// The ConfigMap or its profile is missing or invalid, which a user must fix.
+pub(crate) fn supplied(name: &str, map: Option<&ConfigMap>) -> Result<KnownProfile, StatusIssue> {
+    let missing = |message| StatusIssue::new("ProfileMissing", message);
     let map = map.ok_or_else(|| missing(format!("missing ConfigMap {name} (spec.profile.configMapName)")))?;
     let text = map.data.as_ref().and_then(|data| data.get(KEY));
     let text = text.ok_or_else(|| missing(format!("missing key {KEY} in ConfigMap {name}")))?;
     let profile = Profile::from_json(text).map_err(|error| {
-        Trouble::new("ProfileInvalid", format!("invalid {KEY} in ConfigMap {name}: {error}"))
+        StatusIssue::new("ProfileInvalid", format!("invalid {KEY} in ConfigMap {name}: {error}"))
     })?;
     Ok(KnownProfile { profile, source: ProfileSource::Supplied })
 }
 
-/// Returns the profile in `record`, if it is one of this subject and model; one that another writer spoiled is measured
-/// again.
+/// Returns the profile in `record`, if it is valid for this subject and model. A corrupted one is measured again.
 pub(crate) fn measured(
     record: &MoERecord,
     subject: &str,
@@ -83,20 +80,20 @@ pub(crate) fn measured(
     of_model(profile, owner, facts)
 }
 
-/// `profile` as one that was measured, where it is one of this model.
+/// Returns `profile` as a measured profile, if it is for this model.
 pub(super) fn of_model(profile: Profile, owner: &MoEDeployment, facts: &ModelFacts) -> Option<KnownProfile> {
     profile.check_model(&served(&owner.spec, facts), compute_dtype(&owner.spec, facts).name()).ok()?;
     Some(KnownProfile { profile, source: ProfileSource::Measured })
 }
 
-/// The profile that a profiler printed: the last line of its log that is one.
+/// Returns the profile that a profiler printed: the last valid line of its log.
 pub(crate) fn from_log(log: &str) -> Option<Profile> {
     let mut lines = log.lines().rev().filter(|line| line.starts_with('{') && line.len() <= MAX_PROFILE);
     lines.find_map(|line| Profile::from_json(line).ok())
 }
 
-/// The record that keeps `profile` for all deployments that measure `subject`, `owner` the first of
-/// them. It goes when the last of them has gone.
+/// Returns the record that stores `profile` for all deployments with the same `subject`; `owner` is its first owner.
+/// It is garbage-collected with the last owner.
 ///
 /// # Errors
 /// The profile cannot be written as JSON.
@@ -116,14 +113,14 @@ pub(crate) fn record(
         owner_references: owner.owner_ref(&()).map(|reference| vec![reference]),
         ..ObjectMeta::default()
     };
-    // Equal classes give equal bits.
+    // Machines of equal numerics class compute identical results.
     let about = format!("{}, numerics {}", profile.machine.cpu, profile.kernels.numerics_class);
     let spec = MoERecordSpec::found(RecordOf::Profile, subject, serde_json::to_string(profile)?, &about);
     Ok(MoERecord { metadata, spec })
 }
 
-/// `record` with `owner` among those that it stays for; none where it is already.
-pub(crate) fn shared_with(record: &MoERecord, owner: &MoEDeployment) -> Option<MoERecord> {
+/// Returns `record` with `owner` added to its owners; absent if it is one already.
+pub(crate) fn with_added_owner(record: &MoERecord, owner: &MoEDeployment) -> Option<MoERecord> {
     let reference = owner.owner_ref(&())?;
     if record.owner_references().iter().any(|known| known.uid == reference.uid) {
         return None;

@@ -1,23 +1,22 @@
-//! Amounts as Kubernetes writes them, in the form in which its API server stores them: an object that
-//! is read back compares equal.
+//! Kubernetes quantities, in the canonical form in which the API server stores them, so that an object that is read
+//! back compares equal.
 
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 
 /// Bytes of 1 MB.
 pub(crate) const MB: u64 = 1_000_000;
 
-/// `megabytes` of memory. Decimal units: a function of 1000 MB has 1 GB and not 1 GiB.
+/// Returns a quantity of memory. Units are decimal: 1000 MB are 1 GB, not 1 GiB.
 pub(crate) fn megabytes(megabytes: u32) -> Quantity {
     Quantity(with_decimal_suffix(u64::from(megabytes) * MB))
 }
 
-/// The vCPUs that come with `megabytes` of memory, in millicores: one vCPU with 1000 MB (Remoe paper,
-/// section III-A).
-pub(crate) fn millicores_of(megabytes: u32) -> u32 {
+/// Returns the millicores that come with `megabytes` of memory: one vCPU per 1000 MB (Remoe paper, section III-A).
+pub(crate) fn millicores_for_memory(megabytes: u32) -> u32 {
     megabytes
 }
 
-/// `millicores` of CPU.
+/// Returns a quantity of CPU.
 pub(crate) fn vcpus(millicores: u32) -> Quantity {
     if millicores.is_multiple_of(1000) {
         Quantity((millicores / 1000).to_string())
@@ -26,7 +25,7 @@ pub(crate) fn vcpus(millicores: u32) -> Quantity {
     }
 }
 
-/// Threads that keep `millicores` busy.
+/// Returns the number of threads that use `millicores` fully.
 pub(crate) fn threads(millicores: u32) -> u32 {
     millicores.div_ceil(1000).max(1)
 }
@@ -38,8 +37,8 @@ fn with_decimal_suffix(bytes: u64) -> String {
     fitting.map_or_else(|| bytes.to_string(), |(unit, suffix)| format!("{}{suffix}", bytes / unit))
 }
 
-/// Returns the number that a quantity amounts to; absent if it cannot be read.
-pub(crate) fn amount(quantity: &Quantity) -> Option<f64> {
+/// Parses a quantity; absent if it is invalid.
+pub(crate) fn parse_amount(quantity: &Quantity) -> Option<f64> {
     const UNITS: [(&str, f64); 11] = [
         ("Ki", 1024.0),
         ("Mi", 1_048_576.0),
@@ -67,7 +66,7 @@ mod tests {
 
     #[test]
     fn amounts_are_read_as_they_are_written() {
-        let read = |text: &str| amount(&Quantity(text.to_owned()));
+        let read = |text: &str| parse_amount(&Quantity(text.to_owned()));
         assert_eq!(read("1500m"), Some(1.5));
         assert_eq!(read("2"), Some(2.0));
         assert_eq!(read("1500M"), Some(1.5e9));

@@ -1,16 +1,16 @@
-//! The read stage: everything that belongs to a deployment, from the API and from conversations with its functions. No later
-//! stage reads.
+//! Read stage: reads everything that belongs to a deployment, from the API and from the pollers of its functions. No
+//! later stage reads.
 
-use super::calls::{CallError, Calls};
-use super::conversations::Conversations;
+use super::api::{CallError, NamespaceApi};
 use super::gateways::Gateways;
 use super::identity::knows_gateways;
-use super::missing_inputs::{MissingInput, lacking};
+use super::main_pollers::MainPollers;
+use super::missing_inputs::{MissingInput, missing_input};
 use super::names;
 use super::observed::Observed;
 use super::ownership::is_owned_by;
 use super::records::{Details, Records};
-use super::starting::Starting;
+use super::start_probes::StartProbes;
 use jiff::Timestamp;
 use kube::ResourceExt;
 use remoe_api::{MoEDemand, MoEDeployment, MoEPlan, MoERecord, Replan};
@@ -21,13 +21,13 @@ use tokio::try_join;
 #[derive(Clone, Copy)]
 pub(super) struct Sources<'a> {
     /// API of the deployment's namespace.
-    pub(super) calls: &'a Calls,
+    pub(super) api: &'a NamespaceApi,
     /// Gateways, if there are any.
     pub(super) gateways: Option<&'a Gateways>,
-    /// Answers of main functions.
-    pub(super) conversations: &'a Conversations,
-    /// Answers of remote functions that start.
-    pub(super) starting: &'a Starting,
+    /// Pollers of main functions.
+    pub(super) main_pollers: &'a MainPollers,
+    /// Readiness probes of starting remote functions.
+    pub(super) starting: &'a StartProbes,
 }
 
 /// Reads everything that belongs to `deployment`.
@@ -36,47 +36,50 @@ pub(super) struct Sources<'a> {
 /// A call fails, or a value cannot be written as JSON.
 pub(super) async fn read(
     deployment: &MoEDeployment,
-    Sources { calls, gateways, conversations, starting }: Sources<'_>,
+    Sources { api, gateways, main_pollers, starting }: Sources<'_>,
 ) -> Result<Observed, ReadError> {
-    let (heard, serving) = (conversations.heard(deployment), starting.serving(deployment));
+    let (main_observations, serving) = (main_pollers.observations(deployment), starting.serving(deployment));
     let name = deployment.name_any();
     let labels = BTreeMap::from([(names::DEPLOYMENT.to_owned(), name.clone())]);
     let selector = names::selector_text(&labels);
     let demand = async {
         match gateways {
-            Some(_) => calls.get::<MoEDemand>(&name).await,
+            Some(_) => api.get::<MoEDemand>(&name).await,
             None => Ok(None),
         }
     };
     let follows = deployment.spec.prediction.replan == Replan::Auto;
-    let is_told = deployment.spec.idle_window().is_some() || follows || deployment.spec.follows_load();
+    let needs_gateways = deployment.spec.idle_window().is_some() || follows || deployment.spec.follows_load();
     let live = async {
-        match gateways.filter(|_| is_told) {
+        match gateways.filter(|_| needs_gateways) {
             Some(gateways) => gateways.live().await.map(Some),
             None => Ok(None),
         }
     };
     let (pods, services, network_policies, budgets, plans, records, demand, live) = try_join!(
-        calls.list(&selector),
-        calls.list(&selector),
-        calls.list(&selector),
-        calls.list(&selector),
-        calls.plans(&selector),
-        calls.list::<MoERecord>(&selector),
+        api.list(&selector),
+        api.list(&selector),
+        api.list(&selector),
+        api.list(&selector),
+        api.plans(&selector),
+        api.list::<MoERecord>(&selector),
         demand,
         live,
     )?;
-    // A main function that asked for certificates goes on to, so that nothing is read for it. Gateways of a version before are gone soon.
+    // If a main function already requires certificates, later ones do too, and the gateways need not be read.
+    // Gateways of an older version will be gone soon.
     let uid = deployment.uid().unwrap_or_default();
-    let asks = pods.iter().any(|pod| is_owned_by(pod, &uid) && knows_gateways(pod));
-    let certified = gateways.filter(|gateways| gateways.have_certificates() && !asks);
-    let live = match (certified, live) {
+    let certificates_required = pods.iter().any(|pod| is_owned_by(pod, &uid) && knows_gateways(pod));
+    let gateways_with_certificates =
+        gateways.filter(|gateways| gateways.have_certificates() && !certificates_required);
+    let live = match (gateways_with_certificates, live) {
         (Some(gateways), None) => Some(gateways.live().await?),
         (_, live) => live,
     };
-    let strange_gateways = certified.is_some() && live.as_ref().is_some_and(|live| live.strange);
-    let live = live.filter(|_| is_told).unwrap_or_default();
-    // What belongs to an earlier deployment of the same name is on its way out.
+    let uncertified_gateways =
+        gateways_with_certificates.is_some() && live.as_ref().is_some_and(|live| live.has_uncertified);
+    let live = live.filter(|_| needs_gateways).unwrap_or_default();
+    // Objects of a deleted deployment of the same name are being garbage-collected.
     let record = |name: String| {
         records.iter().find(|record| record.name_any() == name && is_owned_by(*record, &uid)).cloned()
     };
@@ -93,18 +96,18 @@ pub(super) async fn read(
             details: &details,
             now,
         };
-        let Some(lacking) = lacking(deployment, records)? else { break };
-        match lacking {
+        let Some(missing_input) = missing_input(deployment, records)? else { break };
+        match missing_input {
             MissingInput::Log(pod) => {
-                let log = calls.log(&pod).await.map_err(|error| error.to_string());
+                let log = api.log(&pod).await.map_err(|error| error.to_string());
                 details.logs.insert(pod, log);
             }
             MissingInput::Profile(name) => {
-                let record = calls.get(&name).await?;
+                let record = api.get(&name).await?;
                 details.profiles.insert(name, record);
             }
             MissingInput::Map(name) => {
-                let map = calls.get(&name).await?;
+                let map = api.get(&name).await?;
                 details.maps.insert(name, map);
             }
         }
@@ -118,23 +121,23 @@ pub(super) async fn read(
         model,
         routing,
         details,
-        heard,
+        main_observations,
         serving,
         demand,
         gateways: live.uids,
-        strange_gateways,
+        uncertified_gateways,
         since: gateways.map_or(Timestamp::UNIX_EPOCH, |gateways| gateways.since),
         now,
     })
 }
 
-/// Why a deployment could not be looked at.
+/// Failure to read a deployment's objects.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum ReadError {
-    /// A call of the API.
+    /// API call failed.
     #[error(transparent)]
     Call(#[from] CallError),
-    /// A value that cannot be written as JSON.
+    /// Value cannot be serialised.
     #[error("{0}")]
     Json(#[from] serde_json::Error),
 }

@@ -1,26 +1,27 @@
-//! One reconcile of a deployment, as one straight line of stages:
+//! One reconcile of a deployment, as a fixed sequence of stages:
 //!
 //! `read -> resolve -> plan -> scale -> build -> diff -> apply -> status`.
 //!
-//! Each stage takes the values before it and returns one value, which nothing changes afterwards. The stages from resolve to
-//! diff are pure ([`decide`]). Only [`read`] reads, and only [`apply`](super::apply) writes. Soft state comes in as one value
-//! and goes out as one ([`memory`](super::memory)). Plans are made beside the line ([`planning_pool`](super::planning_pool)).
+//! Each stage takes the outputs of the stages before it and returns one immutable value. The stages from resolve to
+//! diff are pure ([`decide`]). Only [`read`] reads, and only [`apply`](super::apply) writes. Soft state is read as
+//! one value and stored as one ([`soft_state`](super::soft_state)). Plans are made outside of reconciles
+//! ([`planning_pool`](super::planning_pool)).
 
+use super::api::{CallError, NamespaceApi};
 use super::apply::{ApplyError, Writer};
-use super::calls::{CallError, Calls};
-use super::conversations::Conversations;
 use super::decide::decide;
 use super::gateways::Gateways;
 use super::identity::{Identities, IdentityFailure};
 use super::inputs::Inputs;
+use super::main_pollers::MainPollers;
 use super::manifests::OperatorEnvironment;
-use super::memory::{SoftState, TurnTaken};
 use super::metrics::Metrics;
 use super::plan::Pooled;
 use super::planning_pool::PlanningPool;
 use super::read::{ReadError, Sources, read};
-use super::starting::Starting;
-use super::status::{Findings, status};
+use super::soft_state::{RolloutTurnTaken, SoftStateStore};
+use super::start_probes::StartProbes;
+use super::status::{StatusInputs, status};
 use futures_util::FutureExt;
 use jiff::Timestamp;
 use kube::runtime::events::Recorder;
@@ -32,46 +33,46 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::join;
 
-/// Everything that reconciles of all deployments share.
+/// State shared by the reconciles of all deployments.
 pub(super) struct Context {
-    /// Client of the API.
+    /// API client.
     pub(super) client: Client,
     /// Settings of the operator.
-    pub(super) around: OperatorEnvironment,
-    /// Certificates.
+    pub(super) environment: OperatorEnvironment,
+    /// Issuer of certificates.
     pub(super) identities: Arc<Identities>,
     /// Publisher of events.
     pub(super) recorder: Recorder,
     /// Metrics of the operator.
     pub(super) metrics: Metrics,
-    /// Conversations with main functions.
-    pub(super) conversations: Conversations,
-    /// Probes of remote functions that start.
-    pub(super) starting: Starting,
-    /// Soft state.
-    pub(super) memory: SoftState,
-    /// Gateways, if there are any.
+    /// Pollers of main functions.
+    pub(super) main_pollers: MainPollers,
+    /// Readiness probes of starting remote functions.
+    pub(super) starting: StartProbes,
+    /// Soft state of all deployments.
+    pub(super) memory: SoftStateStore,
+    /// Gateways; absent without gateways.
     pub(super) gateways: Option<Gateways>,
-    /// Threads that make plans.
+    /// Pool of planning threads.
     pub(super) pool: PlanningPool,
 }
 
 /// Failure of a reconcile.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum ReconcileError {
-    /// A call of the API.
+    /// API call failed.
     #[error(transparent)]
     Call(#[from] CallError),
-    /// A value that cannot be written as JSON.
+    /// Value cannot be serialised as JSON.
     #[error("cannot write JSON: {0}")]
     Json(#[from] serde_json::Error),
     /// Certificates cannot be issued.
     #[error(transparent)]
     Identity(IdentityFailure),
-    /// An object or a turn was changed or taken since it was read.
+    /// Object changed, or the rollout turn was taken, since it was read.
     #[error("{0} changed since it was read")]
     Stale(String),
-    /// A defect of this program: what belongs to this deployment led it where it should not go.
+    /// Panic, a defect of this program. It concerns this deployment only.
     #[error("operator bug: reconcile panicked: {0}; please report it")]
     Panicked(String),
 }
@@ -103,21 +104,21 @@ impl From<ApplyError> for ReconcileError {
     }
 }
 
-impl From<TurnTaken> for ReconcileError {
-    fn from(_: TurnTaken) -> Self {
+impl From<RolloutTurnTaken> for ReconcileError {
+    fn from(_: RolloutTurnTaken) -> Self {
         Self::Stale("the number of rollouts in progress".to_owned())
     }
 }
 
 impl ReconcileError {
-    /// Reports if the namespace is being deleted.
-    pub(super) fn namespace_ends(&self) -> bool {
-        matches!(self, Self::Call(error) if error.namespace_ends())
+    /// Returns whether the namespace is terminating.
+    pub(super) fn namespace_is_terminating(&self) -> bool {
+        matches!(self, Self::Call(error) if error.namespace_is_terminating())
     }
 
-    /// Returns the action that failed, if a user must mend something that no condition names: the operator's role, an
-    /// object that the API refuses, or the operator itself.
-    pub(super) fn untold(&self) -> Option<String> {
+    /// Returns the failed action, if a user must act and no condition reports it: the operator's role lacks a right,
+    /// the API rejects an object, or the operator has a bug.
+    pub(super) fn unreported_action(&self) -> Option<String> {
         match self {
             Self::Call(error) if matches!(error.code(), 400 | 401 | 403 | 422) => {
                 Some(error.call().to_owned())
@@ -128,7 +129,7 @@ impl ReconcileError {
         }
     }
 
-    /// For metrics.
+    /// Returns the label of the error metric.
     pub(super) fn kind(&self) -> &'static str {
         match self {
             Self::Call(CallError::Timeout { .. }) => "timeout",
@@ -142,18 +143,18 @@ impl ReconcileError {
     }
 }
 
-/// Reconciles one deployment. Returns when to look again.
+/// Reconciles one deployment. Returns the time until the next reconcile.
 ///
 /// # Errors
-/// A call fails. Writes that were made stand, and the next reconcile goes on from there.
+/// A call failed. Completed writes stand, and the next reconcile continues from there.
 pub(super) async fn reconcile(owner: &MoEDeployment, context: &Context) -> Result<Duration, ReconcileError> {
     contained(attempt(owner, context)).await
 }
 
-/// The outcome of `run`; a panic in it is one of its failures. All deployments are served by one task: what
-/// one of them consists of is no reason to leave the others alone.
+/// Returns the outcome of `run`, with a panic as an error. One task serves all deployments, so a panic about one of
+/// them must not stop the others.
 async fn contained<T>(run: impl Future<Output = Result<T, ReconcileError>>) -> Result<T, ReconcileError> {
-    // Nothing that it leaves half-done is looked at again: every run begins with what is there.
+    // Unwind safety: every reconcile starts from the observed state, so nothing half-done is used again.
     AssertUnwindSafe(run).catch_unwind().await.unwrap_or_else(|panic| {
         let words = panic.downcast_ref::<&str>().map(|words| (*words).to_owned());
         let words = words.or_else(|| panic.downcast_ref::<String>().cloned());
@@ -162,46 +163,47 @@ async fn contained<T>(run: impl Future<Output = Result<T, ReconcileError>>) -> R
 }
 
 async fn attempt(stated: &MoEDeployment, context: &Context) -> Result<Duration, ReconcileError> {
-    let Context { around, recorder, metrics, conversations, starting, memory, identities, gateways, .. } =
-        context;
-    let owner = &*around.allowed.priced(stated);
+    let Context {
+        environment, recorder, metrics, main_pollers, starting, memory, identities, gateways, ..
+    } = context;
+    let owner = &*environment.policy.priced(stated);
     let namespace = owner.namespace().unwrap_or_default();
-    let calls = Calls::new(context.client.clone(), &namespace, metrics.writes.clone());
-    let remembered = memory.recall(owner, Timestamp::now());
-    let sources = Sources { calls: &calls, gateways: gateways.as_ref(), conversations, starting };
-    // Beside each other: a request may wait for this reconcile.
+    let api = NamespaceApi::new(context.client.clone(), &namespace, metrics.writes.clone());
+    let soft_state = memory.view(owner, Timestamp::now());
+    let sources = Sources { api: &api, gateways: gateways.as_ref(), main_pollers, starting };
+    // Concurrently: a request may wait for this reconcile.
     let (observed, certification) =
-        join!(read(owner, sources), identities.certify(&calls, owner, &around.allowed));
+        join!(read(owner, sources), identities.ensure_all(&api, owner, &environment.policy));
     let observed = observed?;
     let inputs = Inputs {
         owner,
         repriced: owner.spec.pricing != stated.spec.pricing,
-        around,
+        environment,
         observed: &observed,
-        remembered: &remembered,
-        certified: certification.has_mains(),
+        soft_state: &soft_state,
+        main_certificate_ready: certification.main_certificate_ready(),
     };
     let mut planner = Pooled { pool: &context.pool, key: ObjectRef::from_obj(owner) };
     let decided = decide(inputs, &mut planner)?;
-    memory.learn(owner, decided.learned(), observed.now)?;
-    let writer = Writer::new(&calls, recorder, owner);
+    memory.store(owner, decided.soft_state_update(), observed.now)?;
+    let writer = Writer::new(&api, recorder, owner);
     let mut applied = writer.apply(&decided.diff.writes).await;
     let mut effects = decided.effects(applied.made);
     metrics.count(&effects);
-    effects.happenings.append(&mut applied.happenings);
+    effects.events.append(&mut applied.events);
     if let Some(error) = applied.failure {
-        writer.publish(&effects.happenings).await;
+        writer.publish(&effects.events).await;
         return Err(error.into());
     }
     if let Ok(trust) = &certification.trust {
-        conversations.keep(owner, decided.diff.partners.clone(), trust.as_ref());
+        main_pollers.poll_only(owner, decided.diff.polled_mains.clone(), trust.as_ref());
     }
-    starting.keep(owner, decided.diff.starting.clone());
-    let refused = applied.refused.into_iter().chain(certification.troubles().map(|trouble| (None, trouble)));
-    let status = status(&Findings::of(inputs, &decided, refused.collect()));
-    writer.report(&effects.happenings, &status).await?;
+    starting.probe_only(owner, decided.diff.starting.clone());
+    let refused = applied.refused.into_iter().chain(certification.issues().map(|issue| (None, issue)));
+    let status = status(&StatusInputs::collect(inputs, &decided, refused.collect()));
+    writer.report(&effects.events, &status).await?;
     certification.trust?;
-    Ok(decided.diff.look_again.min(certification.certified?.look_again))
+    Ok(decided.diff.requeue_after.min(certification.certificates?.requeue_after))
 }
 
 #[cfg(test)]

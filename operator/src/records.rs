@@ -1,31 +1,31 @@
-//! Objects and logs that tell about the model of a deployment and its hardware.
+//! Objects and logs from which model and hardware are resolved.
 
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{ConfigMap, Pod};
 use remoe_api::{MoEPlan, MoERecord};
 use std::collections::BTreeMap;
 
-/// Objects and logs that are read by name: labels of the deployment do not find them.
+/// Objects and logs that are read by name, since the deployment's labels do not select them.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub(crate) struct Details {
-    /// Records of measured profiles that were asked for; none: there is none of that name.
+    /// Records of measured profiles by name; `None` if a record does not exist.
     pub profiles: BTreeMap<String, Option<MoERecord>>,
-    /// ConfigMaps that were asked for: supplied profiles, and what earlier releases kept. None: there is none of that name.
+    /// ConfigMaps with supplied profiles or data of earlier releases, by name; `None` if one does not exist.
     pub maps: BTreeMap<String, Option<ConfigMap>>,
-    /// Logs of finished inspectors and profilers by pod, or why one cannot be read.
+    /// Logs of completed inspectors and profilers by pod, or the reason why one cannot be read.
     pub logs: BTreeMap<String, Result<String, String>>,
 }
 
-/// Everything from which model and hardware are known.
+/// Stored objects and logs from which model and hardware are resolved.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Records<'a> {
-    /// Pods of functions and helpers.
+    /// Pods of functions, inspectors and profilers.
     pub pods: &'a [Pod],
-    /// Plans, the newest last.
+    /// Plans, newest last.
     pub plans: &'a [MoEPlan],
-    /// Facts of the checkpoint.
+    /// Record with the facts of the checkpoint.
     pub model: Option<&'a MoERecord>,
-    /// Routing generations.
+    /// Record with the routing generations.
     pub routing: Option<&'a MoERecord>,
     /// Objects and logs that were read by name.
     pub details: &'a Details,

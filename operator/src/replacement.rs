@@ -1,78 +1,82 @@
-//! How many functions are replaced at once because they seem to be lost. Pure.
+//! Limits how many presumably lost functions are replaced at once. Pure.
 //!
-//! A pod that stopped being ready may work all the same: its node, or the way to it, may be what is slow.
-//! So such pods are replaced a few at a time, of a deployment, of a namespace and of all, and none while many are silent
-//! together: then it is no pod that failed. Pods that certainly ended are replaced at once, whatever their number.
+//! A pod that stopped being ready may still work: its node or the network may be slow. So such pods are replaced a
+//! few at a time per deployment, per namespace and overall, and none while many are unready together, which indicates
+//! a common cause. Pods that certainly ended are replaced at once.
 //!
-//! A namespace is one tenant's: endless failures in it leave other namespaces their replacements.
+//! Each namespace is one tenant: endless failures in one do not use up the replacements of others.
 
-use super::fleet::{OtherFunctions, SilentFunctions, are_many, is_coming};
+use super::fleet::{FunctionCounts, OtherDeployments, are_many, is_pending_replacement};
 use super::manifests::Revision;
 use super::pods::PodView;
-use super::trouble::{NOT_READY, Trouble};
+use super::status_issue::{NOT_READY, StatusIssue};
 
-/// How many pods that are presumed lost may be replaced in one step.
+/// Number of presumably lost pods that may be replaced in this step.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Replacements {
-    pub(super) left: usize,
-    /// Why none is, although some seem to be lost.
-    pub(super) held: Option<Trouble>,
+    pub(super) allowed: usize,
+    /// Reason why replacement is paused, if it is.
+    pub(super) paused: Option<StatusIssue>,
 }
 
 impl Replacements {
-    /// Returns the replacements that `others` allow of `pods`, of which those of `target` are to stay.
-    pub(super) fn of(target: &Revision, pods: &[PodView], others: OtherFunctions) -> Self {
-        let wanted = |pod: &PodView| {
+    /// Computes the replacements among `pods`, of which those of `target` are wanted, given the counts of `others`.
+    pub(super) fn compute(target: &Revision, pods: &[PodView], others: OtherDeployments) -> Self {
+        let is_wanted = |pod: &PodView| {
             target.functions().any(|function| {
                 function.name == pod.function
                     && function.identity == pod.identity
-                    && pod.replica < function.most()
+                    && pod.replica < function.total_replicas()
             })
         };
-        let there: Vec<&PodView> =
-            pods.iter().filter(|pod| pod.owned && pod.ends_by.is_none() && wanted(pod)).collect();
-        let is_silent = |pod: &PodView| pod.fault.as_ref().is_some_and(|fault| fault.reason == NOT_READY);
-        let deployment = SilentFunctions {
-            there: there.len(),
-            silent: there.iter().filter(|pod| is_silent(pod)).count(),
-            coming: there.iter().filter(|pod| is_coming(pods, pod)).count(),
+        let functions: Vec<&PodView> =
+            pods.iter().filter(|pod| pod.owned && pod.ends_by.is_none() && is_wanted(pod)).collect();
+        let is_unready = |pod: &PodView| pod.fault.as_ref().is_some_and(|fault| fault.reason == NOT_READY);
+        let deployment = FunctionCounts {
+            functions: functions.len(),
+            unready: functions.iter().filter(|pod| is_unready(pod)).count(),
+            replacing: functions.iter().filter(|pod| is_pending_replacement(pods, pod)).count(),
         };
-        let all = SilentFunctions::among(pods);
-        let held = held(deployment, all, others);
-        Self { left: if held.is_some() { 0 } else { left(deployment, all, others) }, held }
+        let all = FunctionCounts::of_pods(pods);
+        let paused = paused(deployment, all, others);
+        Self { allowed: if paused.is_some() { 0 } else { allowed(deployment, all, others) }, paused }
     }
 }
 
-/// Why none is replaced of a deployment whose functions that are to stay are `deployment`, and `all` with those that are not.
-fn held(deployment: SilentFunctions, all: SilentFunctions, others: OtherFunctions) -> Option<Trouble> {
-    let many = |what: String| {
+/// Returns why replacement is paused, if it is. `deployment` counts the wanted functions, `all` also counts the
+/// others.
+fn paused(deployment: FunctionCounts, all: FunctionCounts, others: OtherDeployments) -> Option<StatusIssue> {
+    let paused_issue = |subject: String| {
         let message = format!(
-            "{what} became unready together; replacement is paused until some recover or their nodes are \
+            "{subject} became unready together; replacement is paused until some recover or their nodes are \
              reported lost"
         );
-        Some(Trouble::new("ManyNotReady", message))
+        Some(StatusIssue::new("ManyNotReady", message))
     };
-    if deployment.silent >= 2 && deployment.is_many() {
-        return many(format!("{} of {} functions", deployment.silent, deployment.there));
+    if deployment.unready >= 2 && deployment.are_many_unready() {
+        return paused_issue(format!("{} of {} functions", deployment.unready, deployment.functions));
     }
-    let namespace = all.and(others.namespace);
-    if deployment.silent > 0 && others.namespace.silent > 0 && namespace.is_many() {
-        return many(format!("{} of {} functions of the namespace", namespace.silent, namespace.there));
+    let namespace = all.plus(others.namespace);
+    if deployment.unready > 0 && others.namespace.unready > 0 && namespace.are_many_unready() {
+        return paused_issue(format!(
+            "{} of {} functions of the namespace",
+            namespace.unready, namespace.functions
+        ));
     }
-    // Where one namespace alone is silent, its functions are what failed.
-    let silent = others.silent_namespaces + usize::from(namespace.is_many());
+    // If a single namespace is unready, its own functions are the likely cause.
+    let unready_namespaces = others.unready_namespaces + usize::from(namespace.are_many_unready());
     let namespaces = others.namespaces + 1;
-    if deployment.silent > 0 && silent >= 2 && are_many(silent, namespaces) {
-        return many(format!("many functions in {silent} of {namespaces} namespaces"));
+    if deployment.unready > 0 && unready_namespaces >= 2 && are_many(unready_namespaces, namespaces) {
+        return paused_issue(format!("many functions in {unready_namespaces} of {namespaces} namespaces"));
     }
     None
 }
 
-/// How many may be replaced now, where nothing holds them.
-fn left(deployment: SilentFunctions, all: SilentFunctions, others: OtherFunctions) -> usize {
-    let left = |of: SilentFunctions| of.most_coming().saturating_sub(of.coming);
-    let namespace = all.and(others.namespace);
-    // However many are on their way elsewhere, a namespace that has none of them may have one.
-    let own = usize::from(namespace.coming == 0);
-    left(deployment).min(left(namespace)).min(left(namespace.and(others.elsewhere)).max(own))
+/// Returns how many functions may be replaced now, if replacement is not paused.
+fn allowed(deployment: FunctionCounts, all: FunctionCounts, others: OtherDeployments) -> usize {
+    let allowed = |of: FunctionCounts| of.max_replacements().saturating_sub(of.replacing);
+    let namespace = all.plus(others.namespace);
+    // A namespace without a pending replacement may always have one.
+    let own = usize::from(namespace.replacing == 0);
+    allowed(deployment).min(allowed(namespace)).min(allowed(namespace.plus(others.elsewhere)).max(own))
 }

@@ -1,21 +1,21 @@
-//! The life of the operator: serve probes, wait for leadership, work, hand over.
+//! Lifecycle of the operator: serves probes, waits for leadership, runs the controllers, hands over.
 
-use super::calls::Calls;
-use super::collector::UnknownCollector;
-use super::controller::control;
-use super::conversations::Conversations;
+use super::api::NamespaceApi;
+use super::controller::run_controllers;
 use super::gateways::Gateways;
-use super::identity::{SignerName, gateway};
+use super::identity::{SignerName, gateway_identity};
 use super::lease::Candidate;
+use super::main_pollers::MainPollers;
 use super::manifests::OperatorEnvironment;
-use super::memory::SoftState;
 use super::metrics::Metrics;
 use super::planning_pool::PlanningPool;
 use super::reconcile::Context;
 use super::serve::serve;
 use super::settings::RunSettings;
-use super::starting::Starting;
-use super::term::writes_within;
+use super::soft_state::SoftStateStore;
+use super::start_probes::StartProbes;
+use super::term::client_for_term;
+use super::trace_collector::UnknownCollector;
 use futures_util::future::BoxFuture;
 use kube::runtime::events::{Recorder, Reporter};
 use kube::{Api, Client};
@@ -28,13 +28,13 @@ use tokio::sync::watch;
 use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 
-/// Runs that are under way when the operator is asked to end may take this long.
-const DRAIN: Duration = Duration::from_secs(25);
+/// Longest time for which running reconciles are awaited at shutdown.
+const DRAIN_TIMEOUT: Duration = Duration::from_secs(25);
 
-/// Why the operator ended.
+/// Failure of the operator.
 #[derive(Debug, thiserror::Error)]
 pub enum RunError {
-    /// There is no cluster to talk to.
+    /// The cluster cannot be reached.
     #[error("cannot connect to the cluster: {0}")]
     Cluster(#[from] kube::Error),
     /// A metric is registered twice.
@@ -42,7 +42,7 @@ pub enum RunError {
     Metrics(#[from] prometheus::Error),
     /// The peers of the collector of traces cannot be derived from its endpoint.
     #[error(transparent)]
-    Collector(#[from] UnknownCollector),
+    TraceCollector(#[from] UnknownCollector),
     /// A socket failed.
     #[error(transparent)]
     Io(#[from] io::Error),
@@ -51,12 +51,12 @@ pub enum RunError {
     LeaseLost(String),
 }
 
-/// Runs the operator on `client` until `shutdown`; probes and metrics are served on `listener`.
+/// Runs the operator on `client` until `shutdown`. Serves probes and metrics on `listener`.
 ///
 /// The future is boxed, so that the operator is compiled here and not once more in its program.
 ///
 /// # Errors
-/// See [`RunError`]. After [`RunError::LeaseLost`] nothing was left running: the process may start again.
+/// See [`RunError`]. After [`RunError::LeaseLost`] nothing keeps running: the process may start again.
 pub fn run(
     client: Client,
     settings: RunSettings,
@@ -72,16 +72,16 @@ async fn serve_and_work(
     listener: TcpListener,
     shutdown: CancellationToken,
 ) -> Result<(), RunError> {
-    // Before anybody leads by it.
-    let around = settings.surroundings()?;
+    // Invalid settings fail before leader election.
+    let environment = settings.environment()?;
     let registry = program_registry(&[])?;
     let metrics = Metrics::new(&registry)?;
-    let (ready, is_ready) = watch::channel(false);
-    // Probes are answered to the end.
-    let served = CancellationToken::new();
-    let _stop_serving = served.clone().drop_guard();
-    let server = tokio::spawn(serve(listener, registry, is_ready, served));
-    let work = work(client, (settings, around), metrics, ready, shutdown);
+    let (ready, ready_receiver) = watch::channel(false);
+    // Probes are answered until the very end.
+    let serve_shutdown = CancellationToken::new();
+    let _stop_serving = serve_shutdown.clone().drop_guard();
+    let server = tokio::spawn(serve(listener, registry, ready_receiver, serve_shutdown));
+    let work = work(client, (settings, environment), metrics, ready, shutdown);
     tokio::select! {
         done = work => done,
         ended = server => Err(RunError::Io(match ended {
@@ -94,31 +94,31 @@ async fn serve_and_work(
 
 async fn work(
     client: Client,
-    (settings, around): (RunSettings, OperatorEnvironment),
+    (settings, environment): (RunSettings, OperatorEnvironment),
     metrics: Metrics,
     ready: watch::Sender<bool>,
     shutdown: CancellationToken,
 ) -> Result<(), RunError> {
     if !settings.leader_election {
         metrics.leads.set(1);
-        lead(&client, (&settings, around), metrics, ready, shutdown).await;
+        lead(&client, (&settings, environment), metrics, ready, shutdown).await;
         return Ok(());
     }
     let api = Api::namespaced(client.clone(), &settings.namespace);
     let mut candidate = Candidate::new(api, &settings.lease(), &settings.identity, settings.lease_duration());
-    // One that waits for its turn does what it should.
+    // A standby is ready while it waits for leadership.
     ready.send_replace(true);
     tokio::select! {
-        () = candidate.lead() => {}
+        () = candidate.acquire() => {}
         () = shutdown.cancelled() => return Ok(()),
     }
     tracing::info!(identity = settings.identity, "leader elected");
     metrics.leads.set(1);
-    let client = writes_within(candidate.term(), &client);
+    let client = client_for_term(candidate.term(), &client);
     let result = tokio::select! {
-        () = lead(&client, (&settings, around), metrics.clone(), ready, shutdown) => Ok(()),
-        // What is under way is dropped.
-        () = candidate.keep() => Err(RunError::LeaseLost(settings.lease())),
+        () = lead(&client, (&settings, environment), metrics.clone(), ready, shutdown) => Ok(()),
+        // Running reconciles are dropped.
+        () = candidate.renew_until_lost() => Err(RunError::LeaseLost(settings.lease())),
     };
     metrics.leads.set(0);
     if result.is_ok() {
@@ -129,41 +129,48 @@ async fn work(
 
 async fn lead(
     client: &Client,
-    (settings, around): (&RunSettings, OperatorEnvironment),
+    (settings, environment): (&RunSettings, OperatorEnvironment),
     metrics: Metrics,
     ready: watch::Sender<bool>,
     shutdown: CancellationToken,
 ) {
     let reporter =
         Reporter { controller: "remoe-operator".to_owned(), instance: Some(settings.identity.clone()) };
-    let (conversations, news) = Conversations::new();
-    let starting = Starting::new(conversations.news());
-    let pool = PlanningPool::new(settings.planning_threads.into(), conversations.news());
+    let (main_pollers, reconcile_requests) = MainPollers::new();
+    let starting = StartProbes::new(main_pollers.reconcile_requests());
+    let pool = PlanningPool::new(settings.planning_threads.into(), main_pollers.reconcile_requests());
     let identities = Arc::new(settings.identities(client, metrics.writes.clone()));
-    let has_gateways = around.gateway.is_some();
-    let leases = Calls::new(client.clone(), &settings.namespace, metrics.writes.clone());
-    let shown = (settings.signer != SignerName::Unsigned).then(|| gateway(&settings.namespace));
+    let has_gateways = environment.gateway.is_some();
+    let leases = NamespaceApi::new(client.clone(), &settings.namespace, metrics.writes.clone());
+    let gateway_identity_shown =
+        (settings.signer != SignerName::Unsigned).then(|| gateway_identity(&settings.namespace));
     let context = Context {
         client: client.clone(),
-        gateways: has_gateways.then(|| Gateways::new(leases, &settings.release, shown)),
-        around,
+        gateways: has_gateways.then(|| Gateways::new(leases, &settings.release, gateway_identity_shown)),
+        environment,
         identities: identities.clone(),
         recorder: Recorder::new(client.clone(), reporter),
         metrics,
-        conversations,
+        main_pollers,
         starting,
-        memory: SoftState::default(),
+        memory: SoftStateStore::default(),
         pool,
     };
-    let working =
-        control(context, news, &settings.watch_namespaces, settings.concurrency, ready, shutdown.clone());
-    tokio::pin!(working);
+    let controllers = run_controllers(
+        context,
+        reconcile_requests,
+        &settings.watch_namespaces,
+        settings.concurrency,
+        ready,
+        shutdown.clone(),
+    );
+    tokio::pin!(controllers);
     tokio::select! {
-        () = &mut working => return,
-        () = identities.keep_gateways(), if has_gateways => {}
+        () = &mut controllers => return,
+        () = identities.keep_gateway_certificate(), if has_gateways => {}
         () = shutdown.cancelled() => {}
     }
-    if timeout(DRAIN, working).await.is_err() {
+    if timeout(DRAIN_TIMEOUT, controllers).await.is_err() {
         tracing::warn!("stopped with reconciles in progress");
     }
 }

@@ -1,4 +1,4 @@
-//! The operator's own HTTP: metrics and probes.
+//! HTTP server of the operator: metrics and probes.
 
 use axum::Router;
 use axum::http::StatusCode;
@@ -10,7 +10,7 @@ use tokio::net::TcpListener;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
-/// Serves `/metrics`, `/healthz` and `/readyz` until `shutdown`. Ready: deployments can be read, or
+/// Serves `/metrics`, `/healthz` and `/readyz` until `shutdown`. It is ready if deployments can be read, or if
 /// another operator leads.
 ///
 /// # Errors

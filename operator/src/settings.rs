@@ -1,10 +1,14 @@
-use super::allowed::{Allowed, Names, PriceList};
-use super::collector::{Collector, CollectorEndpoint, Peers, Ratio, UnknownCollector};
+//! Command line of the operator.
+
+use super::deployment_policy::{DeploymentPolicy, NameList, PriceList};
 use super::exposure::GatewayService;
 use super::identity::{Identities, IssuerRef, Signer, SignerName};
 use super::manifests::{OperatorEnvironment, PodExtras};
-use super::rewritten::{Comparison, PodField};
-use super::sources::Sources;
+use super::pod_comparison::{Comparison, PodField};
+use super::source_policy::SourcePolicy;
+use super::trace_collector::{
+    CollectorEndpoint, CollectorPeers, SamplingRatio, TraceCollector, UnknownCollector,
+};
 use clap::{Parser, Subcommand};
 use kube::Client;
 use prometheus::IntCounterVec;
@@ -126,21 +130,21 @@ pub struct RunSettings {
     pub tracing_endpoint: Option<CollectorEndpoint>,
     /// Sampling ratio of traces without a sampling decision of the caller, 0 to 1.
     #[arg(long, env = "REMOE_TRACING_RATIO", value_name = "RATIO", default_value = "0.05")]
-    pub tracing_ratio: Ratio,
+    pub tracing_ratio: SamplingRatio,
     /// NetworkPolicyPeers of the collector, as a JSON list. Defaults to the namespace or address in --tracing-endpoint;
     /// required if it has neither.
     #[arg(long, env = "REMOE_TRACING_TO", value_name = "PEERS")]
-    pub tracing_to: Option<Peers>,
+    pub tracing_to: Option<CollectorPeers>,
     /// Price list as JSON: billing, cpuCoreHour, memoryGBHour, and gpuHour by extended resource. It applies in place of
     /// spec.pricing. Default: spec.pricing of each MoEDeployment applies.
     #[arg(long, env = "REMOE_PRICES", value_name = "JSON")]
     pub prices: Option<PriceList>,
     /// PriorityClasses that MoEDeployments may name, separated by commas. `*`: all but those that begin with system-.
     #[arg(long, env = "REMOE_ALLOWED_PRIORITY_CLASSES", value_name = "NAMES", default_value = "*")]
-    pub allowed_priority_classes: Names,
+    pub allowed_priority_classes: NameList,
     /// RuntimeClasses that MoEDeployments may name, separated by commas. `*`: all.
     #[arg(long, env = "REMOE_ALLOWED_RUNTIME_CLASSES", value_name = "NAMES", default_value = "*")]
-    pub allowed_runtime_classes: Names,
+    pub allowed_runtime_classes: NameList,
     /// Replace a pod whose image is not the one that the operator wrote, also if it never was. Without, pods are replaced
     /// whose image changed after their creation. For clusters whose admission leaves images as they are.
     #[arg(long, env = "REMOE_EXACT_IMAGES")]
@@ -167,24 +171,24 @@ impl RunSettings {
             SignerName::CertManager => Signer::CertManager(issuer(), self.identity_dir.clone()),
             SignerName::Unsigned => Signer::Unsigned,
         };
-        let life = Duration::from_secs(self.certificate_seconds.into());
-        Identities::new(signer, life, (&self.namespace, &self.release), client.clone(), writes)
+        let lifetime = Duration::from_secs(self.certificate_seconds.into());
+        Identities::new(signer, lifetime, (&self.namespace, &self.release), client.clone(), writes)
     }
 
     /// Returns the settings that deployments depend on.
     ///
     /// # Errors
     /// The peers of the collector cannot be derived from its endpoint.
-    pub(crate) fn surroundings(&self) -> Result<OperatorEnvironment, UnknownCollector> {
-        let collector = |endpoint: &CollectorEndpoint| {
-            Collector::new(endpoint.clone(), self.tracing_ratio.clone(), self.tracing_to.clone())
+    pub(crate) fn environment(&self) -> Result<OperatorEnvironment, UnknownCollector> {
+        let trace_collector = |endpoint: &CollectorEndpoint| {
+            TraceCollector::new(endpoint.clone(), self.tracing_ratio.clone(), self.tracing_to.clone())
         };
         Ok(OperatorEnvironment {
             main_image: self.main_image.clone(),
             main_cuda_image: self.main_cuda_image.clone(),
             remote_image: self.remote_image.clone(),
             pull_policy: self.image_pull_policy.clone(),
-            sources: Sources::new(&self.allow_source, self.allow_ambient_credentials),
+            sources: SourcePolicy::new(&self.allow_source, self.allow_ambient_credentials),
             pods: self.pods.clone(),
             operator_namespace: self.namespace.clone(),
             metrics_namespace: self.metrics_namespace.clone(),
@@ -196,13 +200,13 @@ impl RunSettings {
                 open: self.gateway_open,
                 any_short_name: self.gateway_any_short_name,
             }),
-            strange_gateways: false,
-            collector: self.tracing_endpoint.as_ref().map(collector).transpose()?,
+            uncertified_gateways: false,
+            trace_collector: self.tracing_endpoint.as_ref().map(trace_collector).transpose()?,
             comparison: Comparison {
                 exact_images: self.exact_images,
                 rewritten: self.rewritten_fields.clone(),
             },
-            allowed: Allowed {
+            policy: DeploymentPolicy {
                 prices: self.prices.clone(),
                 priority_classes: self.allowed_priority_classes.clone(),
                 runtime_classes: self.allowed_runtime_classes.clone(),

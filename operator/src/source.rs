@@ -1,13 +1,13 @@
-//! Where weights come from, as the spec writes it.
+//! Parses the source of a model's weights.
 
-/// A source of weights.
+/// Source of a model's weights.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum ModelSource {
     /// A folder of a PersistentVolumeClaim.
     Claim {
-        /// The claim.
+        /// Name of the claim.
         claim: String,
-        /// The folder, relative to the volume; empty: the volume itself.
+        /// Folder relative to the volume; empty for the volume itself.
         path: String,
     },
     /// A repository of the Hugging Face hub.
@@ -17,12 +17,12 @@ pub(crate) enum ModelSource {
     },
     /// A prefix of an S3 bucket, or a folder of a web server.
     Url {
-        /// As it was written.
+        /// URL as written in the spec.
         url: String,
     },
 }
 
-/// A source that cannot be read.
+/// Invalid source.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error(
     "invalid source {source_text:?}: {problem}; expected hf://organisation/name, s3://bucket/prefix, \
@@ -34,22 +34,22 @@ pub(crate) struct SourceError {
 }
 
 impl ModelSource {
-    /// Reads what `spec.model.source` holds.
+    /// Parses `spec.model.source`.
     ///
     /// # Errors
-    /// It has no known form, or leads out of the claim.
+    /// The scheme or form is unknown, or the path leads out of the claim.
     pub(crate) fn parse(text: &str) -> Result<Self, SourceError> {
-        let wrong = |problem| SourceError { source_text: text.to_owned(), problem };
-        let (scheme, rest) = text.split_once("://").ok_or_else(|| wrong("missing ://"))?;
+        let invalid = |problem| SourceError { source_text: text.to_owned(), problem };
+        let (scheme, rest) = text.split_once("://").ok_or_else(|| invalid("missing ://"))?;
         match scheme {
             "pvc" => {
                 let (claim, path) = rest.split_once('/').unwrap_or((rest, ""));
                 if claim.is_empty() {
-                    return Err(wrong("missing claim name"));
+                    return Err(invalid("missing claim name"));
                 }
                 let parts: Vec<&str> = path.split('/').filter(|part| !matches!(*part, "" | ".")).collect();
                 if parts.contains(&"..") {
-                    return Err(wrong("path outside the claim"));
+                    return Err(invalid("path outside the claim"));
                 }
                 Ok(Self::Claim { claim: claim.to_owned(), path: parts.join("/") })
             }
@@ -57,17 +57,17 @@ impl ModelSource {
                 [organisation, name] if !organisation.is_empty() && !name.is_empty() => {
                     Ok(Self::Hub { repository: rest.to_owned() })
                 }
-                _ => Err(wrong("invalid repository name")),
+                _ => Err(invalid("invalid repository name")),
             },
             "s3" | "https" if !rest.is_empty() && !rest.starts_with('/') => {
                 Ok(Self::Url { url: text.to_owned() })
             }
-            "s3" | "https" => Err(wrong("missing bucket or host")),
-            _ => Err(wrong("unknown scheme")),
+            "s3" | "https" => Err(invalid("missing bucket or host")),
+            _ => Err(invalid("unknown scheme")),
         }
     }
 
-    /// Reports if weights come over the network: pods fetch them into a cache.
+    /// Returns whether pods fetch the weights over the network into a cache.
     pub(crate) fn is_fetched(&self) -> bool {
         !matches!(self, Self::Claim { .. })
     }
@@ -85,8 +85,8 @@ mod tests {
         assert_eq!(claim("pvc://models"), at(""));
         assert_eq!(claim("pvc://models/"), at(""));
         assert_eq!(claim("pvc://models/a//b/./c/"), at("a/b/c"));
-        for wrong in ["pvc://", "pvc:///demo", "pvc://models/../other", "pvc://models/a/.."] {
-            assert!(ModelSource::parse(wrong).is_err(), "{wrong}");
+        for invalid in ["pvc://", "pvc:///demo", "pvc://models/../other", "pvc://models/a/.."] {
+            assert!(ModelSource::parse(invalid).is_err(), "{invalid}");
         }
     }
 
@@ -94,8 +94,8 @@ mod tests {
     fn fetched_sources_keep_their_form() {
         assert!(ModelSource::parse("hf://org/model").unwrap().is_fetched());
         assert!(ModelSource::parse("s3://bucket/a/b").unwrap().is_fetched());
-        for wrong in ["hf://model", "hf://a/b/c", "s3://", "https:///x", "ftp://a/b", "models/demo"] {
-            assert!(ModelSource::parse(wrong).is_err(), "{wrong}");
+        for invalid in ["hf://model", "hf://a/b/c", "s3://", "https:///x", "ftp://a/b", "models/demo"] {
+            assert!(ModelSource::parse(invalid).is_err(), "{invalid}");
         }
     }
 }

@@ -1,5 +1,5 @@
-//! Expert usage of requests, as gateways report it, and whether another plan is due for it: for requests that wait, when
-//! functions wake, and for answered ones, while functions serve. Pure.
+//! Expert usage of requests as gateways report it, and when it requires a new plan: when functions wake, for the
+//! waiting requests; while functions serve, for the answered ones. Pure.
 
 use super::cooldown::Cooldown;
 use super::inputs::Inputs;
@@ -19,17 +19,18 @@ use remoe_predictor::UsageShares;
 use remoe_rollout::need::ExpectedPairs;
 use std::time::Duration;
 
-/// Answered requests to go by before a plan is made for them, older ones counting for less than one.
-const ENOUGH: u32 = 4;
-/// A wake that takes longer by a plan that followed requests goes on by the plan before, where pods find no place or fail.
-const PATIENCE: Duration = Duration::from_secs(300);
-/// By how much the API server's clock may be behind.
-const CLOCKS: SignedDuration = SignedDuration::from_secs(60);
-/// Intervals without another plan after one that could not start.
+/// Answered requests required for a plan; older ones have less weight.
+const MIN_ANSWERED_REQUESTS: u32 = 4;
+/// Longest wake with a plan that followed requests. After that, if its pods are unschedulable or fail, the wake
+/// continues with the plan before.
+const MAX_WAKE_TIME: Duration = Duration::from_secs(300);
+/// Tolerated lag of the API server's clock.
+const CLOCK_SKEW: SignedDuration = SignedDuration::from_secs(60);
+/// Replanning intervals without a new plan after one whose functions could not start.
 const GIVEN_UP_INTERVALS: u32 = 10;
 
-/// Returns the facts that gateways are to find out about requests; absent if plans do not follow.
-pub(crate) fn order(
+/// Returns what gateways must report about requests; absent if plans do not follow usage.
+pub(crate) fn prediction_order(
     owner: &MoEDeployment,
     model: Option<&Inspection>,
     output_tokens: u32,
@@ -48,25 +49,30 @@ fn interval(owner: &MoEDeployment) -> Duration {
     owner.spec.prediction.interval.into()
 }
 
-/// Returns the kind of requests, if any, that a search for another plan is due for now: requests other than those that
-/// `plan`, which is to run, was made for. `running` is the name of the plan that main functions were last told of.
-pub(crate) fn due(inputs: Inputs<'_>, plan: &MoEPlan, hash: &str, running: Option<&str>) -> Option<MixOf> {
-    let Inputs { owner, observed, remembered, .. } = inputs;
+/// Returns the requests, if any, whose usage requires a search for a new plan now. `plan` is the desired plan with
+/// its `hash`; `running` is the plan of the latest routing generation.
+pub(crate) fn due_replan(
+    inputs: Inputs<'_>,
+    plan: &MoEPlan,
+    hash: &str,
+    running: Option<&str>,
+) -> Option<MixOf> {
+    let Inputs { owner, observed, soft_state, .. } = inputs;
     if owner.spec.prediction.replan == Replan::Never {
         return None;
     }
     let demand = observed.demand.as_ref()?;
     let waits = || observed.gateways_alive().any(|entry| entry.waiting > 0);
     match demand.spec.phase {
-        // A plan that is only proposed serves no waiting request.
+        // In mode Advisory a new plan would only be proposed and serve no waiting request.
         DemandPhase::Asleep if owner.spec.mode == Mode::Active && waits() => {
-            (observed.now >= remembered.cooldown.wake).then_some(MixOf::Waiting)
+            (observed.now >= soft_state.cooldown.wake).then_some(MixOf::Waiting)
         }
-        // A prior, which is not measured, is no reason to move experts.
+        // Figures of a prior do not justify moving experts.
         DemandPhase::Active if running == Some(hash) && plan.spec.profile != ProfileSource::Prior => {
             let made = plan.metadata.creation_timestamp.as_ref().map_or(Timestamp::UNIX_EPOCH, |time| time.0);
             let is_old = elapsed(observed, made) >= interval(owner);
-            (is_old && observed.now >= remembered.cooldown.drift).then_some(MixOf::Answered)
+            (is_old && observed.now >= soft_state.cooldown.drift).then_some(MixOf::Answered)
         }
         _ => None,
     }
@@ -99,24 +105,26 @@ fn elapsed(observed: &Observed, since: Timestamp) -> Duration {
     Duration::try_from(observed.now.duration_since(since)).unwrap_or_default()
 }
 
-/// Sums up what live gateways report of requests to `model`: of waiting ones, if `of` asks for them and anything is
-/// known of them, else of answered ones. Absent if too little is known.
-pub(crate) fn heard(
+/// Sums up the usage that live gateways report for `model`: of waiting requests if `source` asks for them and some
+/// are known, else of answered ones. Absent if too little is known.
+pub(crate) fn observed_usage(
     owner: &MoEDeployment,
     observed: &Observed,
     model: &Inspection,
-    of: MixOf,
+    source: MixOf,
     revision: u32,
 ) -> Option<PlannedPrediction> {
-    let said = |of| merged(owner, observed, model, of).map(|(shares, requests)| (of, shares, requests));
-    let waiting = if of == MixOf::Waiting { said(MixOf::Waiting) } else { None };
-    let (of, shares, requests) =
-        waiting.or_else(|| said(MixOf::Answered).filter(|(_, _, requests)| *requests >= ENOUGH))?;
-    Some(PlannedPrediction { revision, of, requests, shares: shares.to_text(MOST_SHARES)? })
+    let reported =
+        |source| merged(owner, observed, model, source).map(|(shares, requests)| (source, shares, requests));
+    let waiting = if source == MixOf::Waiting { reported(MixOf::Waiting) } else { None };
+    let (source, shares, requests) = waiting.or_else(|| {
+        reported(MixOf::Answered).filter(|(_, _, requests)| *requests >= MIN_ANSWERED_REQUESTS)
+    })?;
+    Some(PlannedPrediction { revision, of: source, requests, shares: shares.to_text(MOST_SHARES)? })
 }
 
-/// Returns the expert usage that functions start for: that of waiting requests, as far as anything is known of them,
-/// else the one that `plan`, by which they start, was made for. Absent if neither is known.
+/// Returns the expert usage that functions start for: that of waiting requests if known, else the one that `plan` was
+/// made for. Absent if neither is known.
 pub(crate) fn expected(
     owner: &MoEDeployment,
     observed: &Observed,
@@ -134,68 +142,65 @@ pub(crate) fn expected(
     waiting.or_else(planned)
 }
 
-/// The (token, expert) pairs that those who wait are expected to have; none where nothing is known of them.
+/// Returns the (token, expert) pairs that waiting requests are expected to have; absent if nothing is known of them.
 pub(crate) fn pairs_of_waiting(
     owner: &MoEDeployment,
     observed: &Observed,
     model: &Inspection,
 ) -> Option<ExpectedPairs> {
     let (shares, _) = merged(owner, observed, model, MixOf::Waiting)?;
-    let said = observed.gateways_alive().filter_map(|entry| read(entry, model, MixOf::Waiting));
-    let tokens: f64 = said.map(|(_, mix)| mix.tokens.max(1) as f64).sum();
+    let reported = observed.gateways_alive().filter_map(|entry| read(entry, model, MixOf::Waiting));
+    let tokens: f64 = reported.map(|(_, mix)| mix.tokens.max(1) as f64).sum();
     let layers = model.moe_layers.iter().map(|layer| u32::try_from(*layer).unwrap_or(u32::MAX));
     Some(ExpectedPairs::new(layers.collect(), shares.to_rows(), tokens * model.top_k as f64))
 }
 
-/// Shares by tokens, and requests. What was answered by a gateway that has had no request since counts for half as much after
-/// every interval.
+/// Returns the usage shares, weighted by tokens, and the number of requests. The weight of a gateway without new
+/// requests halves with every interval.
 fn merged(
     owner: &MoEDeployment,
     observed: &Observed,
     model: &Inspection,
-    of: MixOf,
-) -> Option<(UsageShares, u32)> {
+    source: MixOf,
+) -> Option<(Shares, u32)> {
     let (mut sum, mut requests) = (vec![0.0_f64; model.moe_layers.len() * model.experts], 0.0);
-    let mut is_said = false;
+    let mut any_reported = false;
     for entry in observed.gateways_alive() {
-        let Some((shares, mix)) = read(entry, model, of) else { continue };
+        let Some((shares, mix)) = read(entry, model, source) else { continue };
         let intervals =
             elapsed(observed, entry.last_active.0).as_secs_f64() / interval(owner).as_secs_f64().max(1.0);
-        let kept = if of == MixOf::Waiting { 1.0 } else { 0.5_f64.powf(intervals.floor()) };
-        let tokens = kept * mix.tokens.max(1) as f64;
+        let weight = if source == MixOf::Waiting { 1.0 } else { 0.5_f64.powf(intervals.floor()) };
+        let tokens = weight * mix.tokens.max(1) as f64;
         let pairs = sum.iter_mut().zip(shares.values());
         pairs.for_each(|(sum, share)| *sum += tokens * f64::from(*share));
-        requests += kept * f64::from(mix.requests);
-        is_said = true;
+        requests += weight * f64::from(mix.requests);
+        any_reported = true;
     }
     let weights = sum.into_iter().map(|value| value as f32).collect();
-    let shares = is_said.then(|| UsageShares::from_weights(model.experts, weights))?.ok()?;
+    let shares = any_reported.then(|| Shares::from_weights(model.experts, weights))?.ok()?;
     Some((shares, requests.round().min(f64::from(u32::MAX)) as u32))
 }
 
-/// Reads the report of `entry` about requests `of` this kind, if it is about this very model.
-fn read<'a>(
-    entry: &'a GatewayDemand,
-    model: &Inspection,
-    of: MixOf,
-) -> Option<(UsageShares, &'a RequestMix)> {
-    let mix = entry.mix.as_ref().filter(|mix| mix.of == of && mix.model == model.fingerprint)?;
-    // Only gateways write there; values that they cannot have meant are left out.
-    UsageShares::from_text(&mix.shares, model.moe_layers.len(), model.experts)
-        .ok()
-        .map(|shares| (shares, mix))
+/// Reads the report of `entry` about requests of this `source`, if it is about this very model.
+fn read<'a>(entry: &'a GatewayDemand, model: &Inspection, source: MixOf) -> Option<(Shares, &'a RequestMix)> {
+    let mix = entry.mix.as_ref().filter(|mix| mix.of == source && mix.model == model.fingerprint)?;
+    // Invalid values of a faulty gateway are ignored.
+    Shares::from_text(&mix.shares, model.moe_layers.len(), model.experts).ok().map(|shares| (shares, mix))
 }
 
-/// The plans among `plans` for the spec that `planning` is of, whatever requests were expected to use, the newest first.
-pub(crate) fn of_spec<'a>(plans: impl Iterator<Item = &'a MoEPlan>, planning: &Planning) -> Vec<&'a MoEPlan> {
+/// Returns those of `plans` that are for the spec of `planning`, whatever usage they were made for, newest first.
+pub(crate) fn plans_of_spec<'a>(
+    plans: impl Iterator<Item = &'a MoEPlan>,
+    planning: &Planning,
+) -> Vec<&'a MoEPlan> {
     let mut plans: Vec<&MoEPlan> = plans.filter(|plan| is_of_spec(&plan.spec, planning)).collect();
-    // Of equal ones the last.
+    // Of equal revisions the last.
     plans.reverse();
     plans.sort_by_key(|plan| std::cmp::Reverse(revision_of(&plan.spec)));
     plans
 }
 
-/// Returns whether `plan` is for the spec that `planning` is of.
+/// Returns whether `plan` is for the spec of `planning`.
 pub(crate) fn is_of_spec(plan: &MoEPlanSpec, planning: &Planning) -> bool {
     match &plan.prediction {
         None => plan.inputs == planning.inputs,
@@ -203,49 +208,48 @@ pub(crate) fn is_of_spec(plan: &MoEPlanSpec, planning: &Planning) -> bool {
     }
 }
 
-/// Reports if `plan` followed requests and functions cannot start by it. Waiting requests have no other plan to be
-/// served by meanwhile: functions that wake are given less time than those that replace others. Weights that take long
-/// to load are waited for.
+/// Returns whether `plan` followed requests and its functions cannot start. No other plan serves waiting requests
+/// meanwhile, so a wake is given up sooner than a rollout. Slow loading of weights alone is not a reason.
 pub(crate) fn is_given_up(owner: &MoEDeployment, observed: &Observed, plan: &MoEPlan) -> bool {
-    // What a person accepted is his to take back.
+    // A plan that a user accepted is never given up.
     if plan.spec.prediction.is_none() || owner.spec.mode != Mode::Active {
         return false;
     }
     if failed_plan(owner).is_some_and(|hash| plan_name(&owner.name_any(), hash) == plan.name_any()) {
         return true;
     }
-    // One that was made for this wake: others have served.
+    // Only a plan made for this wake: older ones have served before.
     let made = plan.metadata.creation_timestamp.as_ref().map_or(Timestamp::UNIX_EPOCH, |time| time.0);
-    let wakes_long = observed.demand.as_ref().is_some_and(|demand| {
+    let wake_takes_long = observed.demand.as_ref().is_some_and(|demand| {
         let (since, is_wake) = (demand.spec.since.0, demand.spec.phase == DemandPhase::Waking);
         is_wake
             && demand.spec.wakes > 0
-            && made >= earlier(since, CLOCKS)
-            && elapsed(observed, since) >= PATIENCE
+            && made >= earlier(since, CLOCK_SKEW)
+            && elapsed(observed, since) >= MAX_WAKE_TIME
     });
     let uid = owner.uid().unwrap_or_default();
-    let mut pods = observed.pods.iter().filter_map(|pod| PodView::of(pod, &uid, observed.now));
-    // Its pods have stood for as long without a place, or end as often as they start.
-    wakes_long
+    let mut pods = observed.pods.iter().filter_map(|pod| PodView::from_pod(pod, &uid, observed.now));
+    // Its pods have been unschedulable for long, or keep failing.
+    wake_takes_long
         && pods.any(|pod| {
-            let stands_long = elapsed(observed, pod.created) >= PATIENCE / 2;
-            pod.owned && pod.ends_by.is_none() && stands_long && (pod.ip.is_none() || pod.fault.is_some())
+            let is_old_pod = elapsed(observed, pod.created) >= MAX_WAKE_TIME / 2;
+            pod.owned && pod.ends_by.is_none() && is_old_pod && (pod.ip.is_none() || pod.fault.is_some())
         })
 }
 
-/// The plan that did not become ready in time under the present spec.
+/// Returns the plan that missed the progress deadline under the current spec.
 pub(crate) fn failed_plan(owner: &MoEDeployment) -> Option<&str> {
     let status = owner.status.as_ref()?;
     let is_same_spec = status.observed_generation == owner.metadata.generation;
     status.failed_plan.as_deref().filter(|_| is_same_spec)
 }
 
-/// The number of a plan; 0 of one that followed nothing.
+/// Returns the revision of a plan; 0 if it followed no usage.
 pub(crate) fn revision_of(plan: &MoEPlanSpec) -> u32 {
     plan.prediction.as_ref().map_or(0, |prediction| prediction.revision)
 }
 
-/// The number of the next plan.
+/// Returns the revision of the next plan.
 pub(crate) fn next_revision(plans: &[MoEPlan]) -> u32 {
     plans.iter().map(|plan| revision_of(&plan.spec)).max().unwrap_or(0).saturating_add(1)
 }

@@ -1,4 +1,4 @@
-//! Writes as values: the diff stage lists them, the apply stage makes them.
+//! Writes as values: the diff stage lists them, the apply stage executes them.
 
 use super::events::ClusterEvent;
 use super::names::Component;
@@ -7,76 +7,76 @@ use k8s_openapi::api::networking::v1::NetworkPolicy;
 use k8s_openapi::api::policy::v1::PodDisruptionBudget;
 use remoe_api::{MoEDemand, MoEPlan, MoERecord};
 
-/// Begins the note of an event about pods that were started; their names follow.
+/// Prefix of the note of an event about started pods; their names follow.
 pub(crate) const STARTED: &str = "Started ";
 
-/// One write.
+/// Write to the API.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) enum Write {
-    /// Makes a Service what it is to be.
+    /// Applies a Service.
     Service(DesiredObject<Service>),
-    /// Makes a policy what it is to be.
+    /// Applies a network policy.
     Policy(DesiredObject<NetworkPolicy>),
-    /// Makes a disruption budget what it is to be.
+    /// Applies a disruption budget.
     Budget(DesiredObject<PodDisruptionBudget>),
-    /// Makes the copy of the model's facts what it is to be.
+    /// Applies the record of the model's facts.
     Facts(DesiredObject<MoERecord>),
-    /// Makes the record of the routing what it is to be, unless it changed since it was read.
+    /// Writes the routing record, if it is unchanged since it was read.
     Routing(DesiredObject<MoERecord>),
-    /// Tells gateways whether functions run, and where, unless that or an entry was written since it was read.
+    /// Writes the operator's part of the demand object, if the object is unchanged since it was read.
     Demand(DesiredObject<MoEDemand>),
-    /// Removes the entries of dead gateways, unless an entry was written since it was read.
+    /// Removes the entries of dead gateways from the demand object, if it is unchanged since it was read.
     ForgetGateways(Box<MoEDemand>),
-    /// Stores a plan; plans never change.
+    /// Creates a plan; plans are immutable.
     Plan(Box<MoEPlan>),
-    /// Stores a profile for all deployments that would measure the same.
+    /// Writes a hardware profile for all deployments that would measure the same.
     Profile(Box<MoERecord>),
-    /// Has a profile stay for this deployment as well.
+    /// Adds the deployment to the owners of a profile.
     Share(Box<MoERecord>),
-    /// Makes a pod.
+    /// Creates a pod.
     Create(Creation),
     /// Restores the labels of a pod.
     Relabel {
         /// Pod in the cluster.
         live: Box<Pod>,
-        /// Pod as it was made.
+        /// Desired pod.
         wanted: Box<Pod>,
     },
     /// Deletes a pod.
     Delete(super::write::Deletion),
-    /// Deletes a disruption budget of this name and uid.
+    /// Deletes the disruption budget of this name and UID.
     DeleteBudget(String, String),
-    /// Deletes a plan of this name and uid.
+    /// Deletes the plan of this name and UID.
     DeletePlan(String, String),
 }
 
-/// An object that is to be what its manifest says.
+/// Object and its desired state.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct DesiredObject<K> {
-    /// Manifest.
+    /// Desired state.
     pub wanted: Box<K>,
-    /// Object as it was read; none: it was not found by its labels.
+    /// Object as it was read; absent if its labels did not select it.
     pub live: Option<Box<K>>,
 }
 
-/// A pod that is to be made.
+/// Pod to create.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Creation {
-    /// The pod.
+    /// Desired pod.
     pub pod: Box<Pod>,
     /// Component of the pod.
     pub component: Component,
-    /// Event, once it is made.
-    pub happening: ClusterEvent,
+    /// Event to publish once it is created.
+    pub event: ClusterEvent,
 }
 
-/// A pod to be deleted.
+/// Pod to delete.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Deletion {
     /// Name of the pod.
     pub name: String,
     /// UID of the pod: another pod of the same name stays.
     pub uid: String,
-    /// Grace period in seconds, if it is not that of the pod.
+    /// Grace period in seconds, if it differs from the pod's.
     pub grace_seconds: Option<u32>,
 }

@@ -1,4 +1,4 @@
-//! Writes down when the functions of a model start, serve and stop, and what they cost.
+//! Records when the functions of a model start, serve and stop, and what they cost.
 
 use crate::rates::{FunctionPrices, FunctionPricing};
 use remoe_billing::{FunctionLives, PresentFunction};
@@ -8,38 +8,41 @@ use remoe_rollout::{FunctionState, FunctionStatus, Status};
 use std::sync::Arc;
 use tokio::sync::watch;
 
-/// Recorder of one model.
+/// Cost recorder of one model.
 #[derive(Clone)]
 pub struct CostRecorder {
-    /// Where costs are written.
+    /// Ledger.
     pub cost_accounting: Arc<CostAccounting>,
     /// Name of the model.
     pub model: String,
-    /// A name that no other run of `up` has.
+    /// Unique name of this run of `up`.
     pub run: Arc<str>,
 }
 
 impl CostRecorder {
-    /// The name of the process `pid` in the place `name`, which no other function ever has.
+    /// Returns the unique name of the process `pid` in the slot `name`.
     fn function(&self, name: &str, pid: u32) -> String {
         format!("{}/{name}/{}-{pid}", self.model, self.run)
     }
 
-    /// Follows `status` until there is none any more. What happens before there is a tariff is written down then.
+    /// Records changes of `status` until its sender is dropped. Changes before the first price list are recorded when
+    /// it arrives.
     pub async fn follow(
         self,
         mut status: watch::Receiver<Status>,
         mut function_prices: watch::Receiver<Option<FunctionPrices>>,
     ) {
-        let mut lives = FunctionLives::default();
-        let mut before: Vec<(u64, Status)> = Vec::new();
+        let mut lives = Lives::default();
+        let mut earlier: Vec<(u64, Status)> = Vec::new();
         loop {
-            before.push((CostAccounting::now(), status.borrow_and_update().clone()));
+            earlier.push((CostAccounting::now(), status.borrow_and_update().clone()));
             if let Some(function_prices) = function_prices.borrow_and_update().clone() {
-                before.iter().for_each(|(at, status)| self.look(*at, status, &function_prices, &mut lives));
+                earlier
+                    .iter()
+                    .for_each(|(at, status)| self.record_status(*at, status, &function_prices, &mut lives));
                 break;
             }
-            // Either may be gone for ever; then nothing was started that is worth an account.
+            // If a sender was dropped before that, nothing was started that needs recording.
             tokio::select! {
                 changed = status.changed() => if changed.is_err() { return },
                 changed = function_prices.changed() => if changed.is_err() { return },
@@ -49,23 +52,24 @@ impl CostRecorder {
             let ended = status.changed().await.is_err();
             let now = if ended { Status::default() } else { status.borrow_and_update().clone() };
             let known = function_prices.borrow_and_update().clone().unwrap_or_default();
-            self.look(CostAccounting::now(), &now, &known, &mut lives);
+            self.record_status(CostAccounting::now(), &now, &known, &mut lives);
             if ended {
                 return;
             }
         }
     }
 
-    fn look(&self, at: u64, status: &Status, function_prices: &FunctionPrices, lives: &mut FunctionLives) {
-        // Another placement may have more of them.
+    fn record_status(&self, at: u64, status: &Status, function_prices: &FunctionPrices, lives: &mut Lives) {
+        // Another placement may have more functions.
         lives.add_tiers(function_prices.tiers());
         let serves = |function: &FunctionStatus| function.state == FunctionState::Serving;
-        // Where the main function ends as well, as for a sleep, no other function has taken over.
-        let goes_on = status.functions.iter().any(|function| function.role == Role::Main && serves(function));
+        // If the main function ends as well, as for a sleep, no other function has taken over.
+        let main_continues =
+            status.functions.iter().any(|function| function.role == Role::Main && serves(function));
         let present = |function: &FunctionStatus| {
             let (pid, place) = (function.pid?, function_prices.place(&function.name)?);
             let name = self.function(&function.name, pid);
-            // It is paid for as it was when it started.
+            // The price at its start applies for its lifetime.
             let known = lives.get(&name).cloned().unwrap_or_else(|| {
                 let FunctionPricing { tier, rate, basis, memory_bytes } = place.clone();
                 PresentFunction {
@@ -79,7 +83,7 @@ impl CostRecorder {
                 }
             });
             let serving = known.serving.or_else(|| serves(function).then_some(at));
-            let leaves = serving.is_some() && function.state == FunctionState::Stopping && goes_on;
+            let leaves = serving.is_some() && function.state == FunctionState::Stopping && main_continues;
             let replaced = known.replaced.or_else(|| leaves.then_some(at));
             Some((name, PresentFunction { serving, replaced, ..known }))
         };
@@ -88,7 +92,7 @@ impl CostRecorder {
         self.cost_accounting.record_life_changes(&self.model, changes, lives);
     }
 
-    /// Returns the rates of the functions of `status`, by the names that the main function has for them.
+    /// Returns the rates of the functions of `status`, by their names in the main function.
     pub(crate) fn billing(&self, status: &Status, function_prices: &FunctionPrices) -> Arc<Billing> {
         let mut billing = Billing::default();
         let key = |function: &FunctionStatus| match function.role {

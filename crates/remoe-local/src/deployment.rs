@@ -1,4 +1,4 @@
-//! A model as its functions are to run on this machine.
+//! Deployment of a model on this machine.
 
 use crate::error::LocalError;
 use remoe_hub::ModelArgs;
@@ -13,10 +13,10 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Operations of a main function.
+/// Backend of a main function.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum MainBackend {
-    /// Remoe's kernels, on CPUs.
+    /// Remoe's own kernels, on CPUs.
     Native,
     /// LibTorch.
     Torch,
@@ -27,48 +27,48 @@ pub enum MainBackend {
 pub struct DesiredDeployment {
     /// Options of all functions.
     pub options: ModelOptions,
-    /// The model as every function is told: with the commit, where it comes from the hub.
+    /// Model arguments of every function, with the commit if the model is from the hub.
     pub source: ModelArgs,
-    /// The part of the cache that the model is fetched into; none where it is in a folder.
+    /// Cache folder that the model is fetched into; absent if it is in a local folder.
     pub cache: Option<PathBuf>,
-    /// The checkpoint.
+    /// Checkpoint.
     pub checkpoint: Arc<Checkpoint>,
-    /// Facts of the checkpoint, with experts and dense weights as functions keep them.
+    /// Facts of the checkpoint, with the in-memory dtypes of experts and dense weights.
     pub inspection: Inspection,
     /// Layers with routed experts.
     pub moe_layers: Vec<MoeLayer>,
-    /// Experts of each function.
+    /// Placement of experts.
     pub placement: Placement,
-    /// Expected times of requests under the placement; absent if it was not planned.
+    /// Expected times of requests under the plan; absent if nothing was planned.
     pub account: Option<PlanAccount>,
-    /// Grace period in which the functions may end by themselves after the work of a one-shot command.
+    /// Grace period of the functions after a one-shot command.
     pub drain: Duration,
-    /// Set if its main function serves HTTP, to a gateway on this machine.
+    /// Set if the main function serves HTTP to a local gateway.
     pub serves_http: bool,
-    /// Time in which all functions have to be ready.
+    /// Timeout for all functions to become ready.
     pub ready_timeout: Duration,
-    /// Planned size of the main function; absent if it was not planned.
+    /// Planned size of the main function; absent if nothing was planned.
     pub main_size: Option<MainSize>,
-    /// Operations of the main function, where they were asked for.
+    /// Backend of the main function, if it was requested.
     pub backend: Option<MainBackend>,
 }
 
-/// Share of experts that are remote, without a plan.
+/// Placement without a plan: a share of the experts is remote.
 #[derive(Debug, Clone, Copy)]
 pub struct Ratio {
     /// Share of each layer's experts, from 0 to 1.
     pub ratio: f64,
     /// Replicas of each remote function.
     pub replicas: u32,
-    /// Number of groups that each hold a slice of every layer; one function for each layer where absent.
+    /// Number of groups that each host a slice of every layer; one function per layer if absent.
     pub groups: Option<u32>,
 }
 
 impl Ratio {
-    /// Makes the experts remote that are used least by `usage`, [layers][experts]; the last ones where that is not known.
+    /// Makes the least used experts by `usage` ([layers][experts]) remote; without usage, the last ones.
     ///
     /// # Errors
-    /// A share or a number that the model cannot have.
+    /// A share or number is out of range.
     pub fn place(self, model: &[MoeLayer], usage: Option<&[Vec<f64>]>) -> Result<Placement, PlacementError> {
         let placement = match usage {
             Some(usage) => Placement::least_used(model, usage, self.ratio, self.replicas),
@@ -85,9 +85,9 @@ impl Ratio {
 /// Size of a planned main function.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct MainReport {
-    /// Typical requests that it has room for at the same time.
+    /// Number of concurrent typical requests.
     pub concurrency: u32,
-    /// Threads that compute.
+    /// Compute threads.
     pub threads: usize,
     /// vCPUs of its container.
     pub vcpus: f64,
@@ -95,20 +95,20 @@ pub struct MainReport {
     pub memory_bytes: u64,
     /// Memory of the KV cache.
     pub kv_cache_bytes: u64,
-    /// Positions that these hold.
+    /// Token positions of the KV cache.
     pub kv_cache_tokens: u64,
 }
 
 impl DesiredDeployment {
-    /// Returns the model's name in the HTTP interface.
+    /// Returns the model's name in the HTTP API.
     pub fn name(&self) -> String {
         self.options.served_model_name.clone().unwrap_or_else(|| self.source.model.name())
     }
 
-    /// Compares requests with `account`, and sizes the main function as it says.
+    /// Sets the `account` of the plan, and sizes the main function by it.
     ///
     /// # Errors
-    /// The account cannot be written for the main function.
+    /// The account cannot be serialised.
     pub fn adopt(&mut self, account: PlanAccount) -> Result<(), LocalError> {
         let cores = u32::try_from(self.options.shared_cores.unwrap_or(1)).unwrap_or(u32::MAX);
         let account = account.on_one_machine(cores);
@@ -119,14 +119,14 @@ impl DesiredDeployment {
         Ok(())
     }
 
-    /// Limits the main function, and gives it what its requests take together.
+    /// Sets the limits and memory of the main function.
     pub fn size_main(&mut self, size: MainSize) {
         let planned = size.kv_cache_bytes as u64;
         let cache = self.options.kv_cache_bytes.unwrap_or(planned).max(1);
         self.options.kv_cache_bytes = Some(cache);
         self.options.main_limits = Some(ResourceLimits {
             memory_bytes: (size.memory_bytes as u64).saturating_add(cache.saturating_sub(planned)),
-            // A millionth is rounding.
+            // The millionth absorbs rounding errors.
             cpu_millis: ((size.vcpus * 1e3 - 1e-6).ceil() as u64).max(1),
         });
         self.options.main_threads = Some(self.options.threads.unwrap_or(size.threads));
@@ -135,7 +135,7 @@ impl DesiredDeployment {
         self.options.fallback_bytes = Some(fallback_bytes(&self.inspection, self.dtype()));
     }
 
-    /// Keeps the main function as it is in `other`, whatever a plan says of it.
+    /// Copies the settings of the main function from `other`.
     pub fn keep_main_of(&mut self, other: &Self) {
         let (options, kept) = (&mut self.options, &other.options);
         options.main_limits = kept.main_limits;
@@ -146,7 +146,7 @@ impl DesiredDeployment {
         self.main_size = other.main_size;
     }
 
-    /// Lets `requests` run at the same time, unless a flag sets the largest batch.
+    /// Raises the batch size to `requests`, unless a flag sets it.
     pub fn run_at_once(&mut self, requests: u32) {
         let sequences = requests as usize;
         if self.options.max_batch.is_none() && sequences > DEFAULT_MAX_BATCH {
@@ -170,26 +170,26 @@ impl DesiredDeployment {
         })
     }
 
-    /// Places the experts as `answer` to `problem` says.
+    /// Places the experts by `answer`, the solution of `problem`.
     ///
     /// # Errors
-    /// A plan that is not of this model.
+    /// The plan is for another model.
     pub fn place_as_planned(&mut self, problem: &Problem, answer: &PlanningResult) -> Result<(), LocalError> {
         let json = serde_json::to_string(&answer.plan)?;
         self.placement = Placement::from_plan(&self.moe_layers, &json)?;
         self.adopt(PlanAccount::new(problem.clone(), &PlanDraft::from(&answer.plan))?)
     }
 
-    /// Returns the compute dtype: that of the options, else that of the checkpoint.
+    /// Returns the compute dtype: that of the options, else the checkpoint's.
     pub fn dtype(&self) -> &str {
         self.options.dtype.as_deref().unwrap_or_else(|| default_dtype(&self.inspection))
     }
 
-    /// Returns the desired state: the functions that are to run.
+    /// Returns the desired state of the functions.
     pub fn desired(&self) -> Desired {
         let http = self.serves_http.then(|| SocketAddr::from((Ipv4Addr::LOCALHOST, 0)));
-        let patience = RolloutTimeouts::with_ready(self.ready_timeout);
-        let mut desired = deployment(&self.options, &self.placement, http, Duration::ZERO, patience);
+        let timeouts = RolloutTimeouts::with_ready(self.ready_timeout);
+        let mut desired = deployment(&self.options, &self.placement, http, Duration::ZERO, timeouts);
         for function in &mut desired.functions {
             function.arguments.extend(self.source.options());
         }
@@ -197,13 +197,13 @@ impl DesiredDeployment {
     }
 }
 
-/// Returns the memory of the main function for experts that no remote function answers for, in bytes: two tokens' experts
-/// of a layer may be lost at the same time.
+/// Returns the bytes of the main function's fallback cache, for experts whose remote function does not answer: one
+/// layer's experts of two tokens.
 pub fn fallback_bytes(model: &Inspection, dtype: &str) -> u64 {
     2 * model.top_k as u64 * model.resident_expert_bytes(dtype)
 }
 
-/// Returns the compute dtype of functions by default: the checkpoint's, float32 for float16.
+/// Returns the default compute dtype: the checkpoint's, but float32 for float16.
 pub fn default_dtype(inspection: &Inspection) -> &'static str {
     if inspection.dtype == "bfloat16" { "bfloat16" } else { "float32" }
 }

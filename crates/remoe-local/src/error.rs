@@ -1,3 +1,5 @@
+//! Errors of the control plane.
+
 use remoe_model::CheckpointError;
 use remoe_model::text::TextError;
 use remoe_planner::{AccountError, PlanError};
@@ -12,13 +14,13 @@ pub enum LocalError {
     /// The planner has no plan.
     #[error(transparent)]
     Plan(#[from] PlanError),
-    /// The model cannot be placed so.
+    /// The placement is invalid.
     #[error(transparent)]
     Placement(#[from] PlacementError),
-    /// A plan and its problem do not fit.
+    /// A plan does not fit its problem.
     #[error(transparent)]
     Account(#[from] AccountError),
-    /// A plan cannot be written for the functions.
+    /// A plan cannot be serialised for the functions.
     #[error("cannot write the plan: {0}")]
     Json(#[from] serde_json::Error),
     /// The checkpoint cannot be used.
@@ -32,17 +34,17 @@ pub enum LocalError {
     Predict(#[from] PredictError),
     /// The training history cannot be used.
     #[error(transparent)]
-    History(#[from] HistoryStoreError),
-    /// The system refuses a thread.
+    History(#[from] StoreError),
+    /// A thread cannot be started.
     #[error("cannot start a thread: {0}")]
     Thread(io::Error),
     /// A report cannot be written.
     #[error("cannot write the report: {0}")]
     Report(io::Error),
-    /// The gateway is gone.
+    /// The gateway stopped.
     #[error("the gateway stopped unexpectedly")]
     GatewayStopped,
-    /// The supervisor of the functions is gone.
+    /// The supervisor of the functions stopped.
     #[error("the supervisor of the functions stopped unexpectedly")]
     SupervisorStopped,
 }

@@ -1,8 +1,8 @@
-//! How the placement of one model follows what its requests use.
+//! Replans the placement of a model by the expert usage of its requests.
 
 use crate::deployment::DesiredDeployment;
 use crate::error::LocalError;
-use crate::replan::{BetterPlacement, Moment, PlacementBasis, Question};
+use crate::replan::{BetterPlacement, PlacementBasis, ReplanOccasion, ReplanRequest};
 use crate::report::Report;
 use crate::usage::ModelUsage;
 use remoe_planner::{Budget, Proceed};
@@ -14,47 +14,47 @@ use std::time::{Duration, Instant};
 use tokio::task::JoinHandle;
 use tokio::time::timeout;
 
-/// Deadline of the plan for a wake: the best one found by then is taken.
-const DEADLINE: Duration = Duration::from_millis(150);
-/// Time that a wake waits for its plan at most. Then it goes on with the last one.
-const PATIENCE: Duration = Duration::from_millis(250);
+/// Deadline of the search for a wake's plan: the best plan found by then is used.
+const WAKE_SEARCH_DEADLINE: Duration = Duration::from_millis(150);
+/// Longest time that a wake waits for its plan. Then it continues with the last one.
+const MAX_WAKE_WAIT: Duration = Duration::from_millis(250);
 
-/// Parts that a placement needs to follow requests.
+/// Follower of expert usage: replans the placement.
 pub struct PlacementFollower {
     /// Learned usage of the model.
     pub usage: ModelUsage,
-    /// Between two revisions.
+    /// Pause between two revisions.
     pub pause: Duration,
     /// Metrics of the model's predictions.
     pub metrics: ModelPredictionMetrics,
 }
 
-/// An answer on its way. Dropping it cancels the search.
+/// Search in progress. Dropping it cancels the search.
 pub(crate) struct PendingReplan {
-    answer: JoinHandle<Result<Option<BetterPlacement>, LocalError>>,
+    search: JoinHandle<Result<Option<BetterPlacement>, LocalError>>,
     cancelled: Arc<AtomicBool>,
 }
 
 impl PendingReplan {
-    fn start(question: Question, deadline: Option<Duration>) -> Self {
+    fn start(request: ReplanRequest, deadline: Option<Duration>) -> Self {
         let cancelled = Arc::<AtomicBool>::default();
         let (flag, started) = (cancelled.clone(), Instant::now());
-        let answer = tokio::task::spawn_blocking(move || {
+        let search = tokio::task::spawn_blocking(move || {
             let proceed = || match deadline {
                 _ if flag.load(Ordering::Relaxed) => Proceed::Cancel,
                 Some(deadline) if started.elapsed() >= deadline => Proceed::Finish,
                 _ => Proceed::Continue,
             };
-            question.answer(Budget::new(&proceed))
+            request.search(Budget::new(&proceed))
         });
-        Self { answer, cancelled }
+        Self { search, cancelled }
     }
 
-    /// Waits for the answer. It is safe to cancel this.
-    pub(crate) async fn answered(
+    /// Waits for the result. This is cancel-safe.
+    pub(crate) async fn result(
         &mut self,
     ) -> Result<Result<Option<BetterPlacement>, LocalError>, tokio::task::JoinError> {
-        (&mut self.answer).await
+        (&mut self.search).await
     }
 }
 
@@ -65,49 +65,49 @@ impl Drop for PendingReplan {
 }
 
 impl PlacementFollower {
-    /// Returns the model of `report` with the main function that is pre-allocated for waiting requests that use experts by `shares`; none
-    /// if it has that size already.
+    /// Returns the deployment with a main function pre-allocated for waiting requests with expert usage `shares`;
+    /// `None` if it has that size already.
     pub(crate) async fn preallocated(
         &self,
         basis: &PlacementBasis,
         report: &Report,
         shares: UsageShares,
     ) -> Option<BetterPlacement> {
-        let question = Question::new(basis, &report.wanted, shares, Moment::Wakes);
-        taken(report, tokio::task::spawn_blocking(move || question.preallocated()).await)
+        let request = ReplanRequest::new(basis, &report.wanted, shares, ReplanOccasion::Wake);
+        result_or_warn(report, tokio::task::spawn_blocking(move || request.preallocated()).await)
     }
 
-    /// Returns a better placement for waiting requests that use experts by `shares`, beside a main function that starts; none
-    /// if the last one is good enough, or planning takes too long.
-    pub(crate) async fn for_waiters(
+    /// Returns a better placement for waiting requests with expert usage `shares`, beside the starting main function;
+    /// `None` if the last one is good enough, or planning takes too long.
+    pub(crate) async fn for_waiting_requests(
         &self,
         basis: &PlacementBasis,
         report: &Report,
         shares: UsageShares,
     ) -> Option<BetterPlacement> {
-        let question = Question::new(basis, &report.wanted, shares, Moment::Wakes);
-        let mut answering = PendingReplan::start(question, Some(DEADLINE));
-        taken(report, timeout(PATIENCE, answering.answered()).await.ok()?)
+        let request = ReplanRequest::new(basis, &report.wanted, shares, ReplanOccasion::Wake);
+        let mut pending = PendingReplan::start(request, Some(WAKE_SEARCH_DEADLINE));
+        result_or_warn(report, timeout(MAX_WAKE_WAIT, pending.result()).await.ok()?)
     }
 
-    /// Asks for a better placement for what was used of late, where anything was since it was last asked.
-    pub(crate) fn ask(
+    /// Starts a search for a better placement by recent usage, if the usage changed since the last search.
+    pub(crate) fn start_search(
         &mut self,
         basis: &PlacementBasis,
         wanted: &DesiredDeployment,
     ) -> Option<PendingReplan> {
-        let shares = self.usage.news()?;
-        let question = Question::new(basis, wanted, shares, Moment::Serves);
-        Some(PendingReplan::start(question, None))
+        let shares = self.usage.recent_if_changed()?;
+        let request = ReplanRequest::new(basis, wanted, shares, ReplanOccasion::Serving);
+        Some(PendingReplan::start(request, None))
     }
 }
 
-/// Returns the placement that was answered. Warns of problems, after which nothing changes.
-pub(crate) fn taken(
+/// Returns the placement that was found. Warns about errors, after which nothing changes.
+pub(crate) fn result_or_warn(
     report: &Report,
-    answered: Result<Result<Option<BetterPlacement>, LocalError>, tokio::task::JoinError>,
+    result: Result<Result<Option<BetterPlacement>, LocalError>, tokio::task::JoinError>,
 ) -> Option<BetterPlacement> {
-    match answered {
+    match result {
         Ok(Ok(better)) => better,
         Ok(Err(error)) => {
             report.warn(&format!("placement unchanged: {error}"));

@@ -1,5 +1,4 @@
-//! Which remote groups of a model run while its main function does: asks that what they are used for, and has the pure
-//! step decide.
+//! Sleep of remote groups while the main function runs: polls their usage, and applies the pure step.
 
 use crate::deployment::DesiredDeployment;
 use crate::usage::ActiveRequests;
@@ -16,62 +15,62 @@ use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 use tokio::task::JoinHandle;
 
-/// Longest time in which the main function answers which experts were used.
-const ASK: Duration = Duration::from_secs(1);
-/// Between two looks, at least and at most ..
-const PAUSES: (Duration, Duration) = (Duration::from_millis(20), Duration::from_secs(1));
-/// .. and while a group sleeps: who asks for it is served by the main function alone until it is there.
-const WHILE_ASLEEP: Duration = Duration::from_millis(100);
+/// Timeout of polling the main function for expert usage.
+const DESCRIBE_TIMEOUT: Duration = Duration::from_secs(1);
+/// Minimum and maximum interval of polls.
+const POLL_INTERVALS: (Duration, Duration) = (Duration::from_millis(20), Duration::from_secs(1));
+/// Maximum interval while a group sleeps: the main function alone serves its requests until it is awake.
+const MAX_INTERVAL_WHILE_ASLEEP: Duration = Duration::from_millis(100);
 
-/// The remote groups of one model.
-pub(crate) struct Tiers {
-    /// Without use for so long a group sleeps.
+/// Remote groups of one model.
+pub(crate) struct SleepGroups {
+    /// Idle window of a group.
     window: Duration,
     began: Instant,
-    groups: Vec<Tier>,
-    told: ReportedUsage,
-    looking: Option<JoinHandle<UsageObservation>>,
+    groups: Vec<SleepGroupState>,
+    reported: ReportedUsage,
+    pending_poll: Option<JoinHandle<UsageObservation>>,
     next: Instant,
 }
 
-/// A remote group, and whether it is awake.
-struct Tier {
-    /// `group-0`, or `layer-3`: the function of its first place.
+/// Remote group and its sleep state.
+struct SleepGroupState {
+    /// Name of its function: `group-0` or `layer-3`.
     name: String,
     group: groups::SleepGroup,
     state: SleepingGroup,
 }
 
-/// Result of a look.
+/// Result of a poll.
 pub(crate) struct UsageObservation {
     main: u32,
     /// Absent if the main function did not answer.
     pairs: Option<Vec<LayerPairs>>,
-    /// Experts that present requests will use, where that is known.
+    /// Predicted usage of active requests, if known.
     expected: Option<JointUsage>,
 }
 
-/// Changes after a look.
+/// Changes after a poll.
 #[derive(Debug, Default)]
 pub(crate) struct GroupUpdate {
-    /// Why each group wakes that does.
+    /// Causes of the groups that wake.
     pub(crate) wakes: Vec<WakeCause>,
-    /// Some group falls asleep.
+    /// Set if a group falls asleep.
     pub(crate) sleeps: bool,
-    /// Pairs that asked for groups that slept.
+    /// (token, expert) pairs of sleeping groups.
     pub(crate) pairs: u64,
 }
 
-impl Tiers {
-    /// Groups of no model yet.
+impl SleepGroups {
+    /// Creates an empty set of groups.
     pub(crate) fn new(window: Duration) -> Self {
         let now = Instant::now();
-        let (groups, told) = (Vec::new(), ReportedUsage::default());
-        Self { window, began: now, groups, told, looking: None, next: now }
+        let (groups, reported) = (Vec::new(), ReportedUsage::default());
+        Self { window, began: now, groups, reported, pending_poll: None, next: now }
     }
 
-    /// The functions of `wanted` start: all of them, but groups that requests are known not to need which use experts by
-    /// `expected`.
+    /// Sets the groups for the start of `wanted`. All are awake, except those that requests with expert usage
+    /// `expected` do not need.
     pub(crate) fn begin(&mut self, wanted: &DesiredDeployment, expected: Option<&JointUsage>) {
         let now = self.began.elapsed();
         let groups = groups::groups(&wanted.desired().functions).into_iter();
@@ -82,124 +81,123 @@ impl Tiers {
                 let needed = expected.as_ref().is_none_or(|expected| expected.is_on(&group.hosted));
                 let process = processes.iter().find(|process| group.places.contains(&process.name));
                 let name = process.map_or_else(String::new, |process| process.function.clone());
-                Tier { name, group, state: SleepingGroup::new(needed, now) }
+                SleepGroupState { name, group, state: SleepingGroup::new(needed, now) }
             })
             .collect();
-        self.looking = None;
-        self.next = Instant::now() + self.pause();
+        self.pending_poll = None;
+        self.next = Instant::now() + self.poll_interval();
     }
 
-    /// Places that nothing is to fill now.
+    /// Returns the slots of sleeping groups.
     pub(crate) fn resting(&self) -> BTreeSet<String> {
-        let asleep = self.groups.iter().filter(|tier| !tier.state.awake);
-        asleep.flat_map(|tier| tier.group.places.iter().cloned()).collect()
+        let asleep = self.groups.iter().filter(|group_state| !group_state.state.awake);
+        asleep.flat_map(|group_state| group_state.group.places.iter().cloned()).collect()
     }
 
-    /// The experts of each group, and whether it sleeps.
-    pub(crate) fn groups(&self) -> Vec<InactiveGroup> {
-        let group = |tier: &Tier| InactiveGroup {
-            name: tier.name.clone(),
-            experts: format_listing(&tier.group.hosted),
-            asleep: !tier.state.awake,
+    /// Returns the experts of each group, and whether it sleeps.
+    pub(crate) fn groups(&self) -> Vec<ApartGroup> {
+        let group = |group_state: &SleepGroupState| ApartGroup {
+            name: group_state.name.clone(),
+            experts: format_listing(&group_state.group.hosted),
+            asleep: !group_state.state.awake,
         };
         self.groups.iter().map(group).collect()
     }
 
-    fn any_sleeps(&self) -> bool {
-        self.groups.iter().any(|tier| !tier.state.awake)
+    fn any_asleep(&self) -> bool {
+        self.groups.iter().any(|group_state| !group_state.state.awake)
     }
 
-    fn pause(&self) -> Duration {
-        let pause = (self.window / 4).clamp(PAUSES.0, PAUSES.1);
-        if self.any_sleeps() { pause.min(WHILE_ASLEEP) } else { pause }
+    fn poll_interval(&self) -> Duration {
+        let poll_interval = (self.window / 4).clamp(POLL_INTERVALS.0, POLL_INTERVALS.1);
+        if self.any_asleep() { poll_interval.min(MAX_INTERVAL_WHILE_ASLEEP) } else { poll_interval }
     }
 
-    /// Waits until it is time to look, and looks while `main` is given: the process and address of the main function. Nothing
-    /// is lost where this is dropped.
-    pub(crate) async fn look(
+    /// Waits for the next poll and polls `main`, the process and address of the main function. This is cancel-safe.
+    pub(crate) async fn poll(
         &mut self,
         main: Option<(u32, SocketAddr)>,
-        present: Option<ActiveRequests>,
+        active_requests: Option<ActiveRequests>,
     ) -> Option<UsageObservation> {
         if self.groups.is_empty() {
             return std::future::pending().await;
         }
         tokio::time::sleep_until(self.next.into()).await;
-        if self.looking.is_none() {
+        if self.pending_poll.is_none() {
             let Some((main, address)) = main else { return std::future::pending().await };
-            // Only what sleeps is woken for predictions.
-            let present = present.filter(|_| self.any_sleeps());
-            self.looking = Some(tokio::spawn(async move {
-                let answer = control::describe_uses(address, ASK).await;
-                let expected = match present {
-                    Some(present) => present.mix().await,
+            // Predictions matter only for sleeping groups.
+            let active_requests = active_requests.filter(|_| self.any_asleep());
+            self.pending_poll = Some(tokio::spawn(async move {
+                let answer = control::describe_uses(address, DESCRIBE_TIMEOUT).await;
+                let expected = match active_requests {
+                    Some(active_requests) => active_requests.mix().await,
                     None => None,
                 };
                 UsageObservation { main, pairs: answer.ok().map(|description| description.pairs), expected }
             }));
         }
-        let looked = match &mut self.looking {
-            Some(looking) => looking.await.ok(),
+        let polled = match &mut self.pending_poll {
+            Some(pending_poll) => pending_poll.await.ok(),
             None => None,
         };
-        self.looking = None;
-        self.next = Instant::now() + self.pause();
-        looked
+        self.pending_poll = None;
+        self.next = Instant::now() + self.poll_interval();
+        polled
     }
 
-    /// Returns the changes after a look, where functions are as `status` says.
-    pub(crate) fn note(
+    /// Returns the changes after a poll, given the current `status` of functions.
+    pub(crate) fn apply_poll(
         &mut self,
-        looked: &UsageObservation,
+        polled: &UsageObservation,
         wanted: &DesiredDeployment,
         status: &Status,
     ) -> GroupUpdate {
         let mut change = GroupUpdate::default();
-        // Who says nothing has not been used any less for that.
-        let Some(pairs) = &looked.pairs else { return change };
-        let main = looked.main.to_string();
-        let uses = self.told.note(&main, pairs, true);
-        self.told.keep(|known| known == main);
+        // Without an answer, usage is unknown.
+        let Some(pairs) = &polled.pairs else { return change };
+        let main = polled.main.to_string();
+        let uses = self.reported.note(&main, pairs, true);
+        self.reported.keep(|known| known == main);
         let now = self.began.elapsed();
         let serves = |place: &String| {
             let functions = &status.functions;
             functions.iter().any(|it| it.name == *place && it.state == FunctionState::Serving)
         };
-        let expected = looked.expected.as_ref().map(|mix| pairs_of(mix, wanted));
-        for Tier { group, state, .. } in &mut self.groups {
+        let expected = polled.expected.as_ref().map(|mix| pairs_of(mix, wanted));
+        for SleepGroupState { group, state, .. } in &mut self.groups {
             let pairs = uses.of(&group.hosted);
             let is_expected = || expected.as_ref().is_some_and(|expected| expected.is_on(&group.hosted));
-            let seen = GroupObservation {
+            let observation = GroupObservation {
                 asked: pairs > 0,
                 predicted: !state.awake && is_expected(),
                 starting: !group.places.iter().any(serves),
             };
-            let next = state.step(self.window, seen, now);
+            let next = state.step(self.window, observation, now);
             if !state.awake {
                 change.pairs += pairs;
             }
             match (state.awake, next.awake) {
-                (false, true) if seen.asked => change.wakes.push(WakeCause::Asked),
+                (false, true) if observation.asked => change.wakes.push(WakeCause::Asked),
                 (false, true) => change.wakes.push(WakeCause::Predicted),
                 (true, false) => change.sleeps = true,
                 (true, true) | (false, false) => {}
             }
             *state = next;
         }
-        self.next = Instant::now() + self.pause();
+        self.next = Instant::now() + self.poll_interval();
         change
     }
 }
 
-impl Drop for Tiers {
+impl Drop for SleepGroups {
     fn drop(&mut self) {
-        if let Some(looking) = &self.looking {
-            looking.abort();
+        if let Some(pending_poll) = &self.pending_poll {
+            pending_poll.abort();
         }
     }
 }
 
-/// The pairs of requests that use experts by `mix`.
+/// Returns the expected pairs of requests with expert usage `mix`.
 fn pairs_of(mix: &JointUsage, wanted: &DesiredDeployment) -> ExpectedPairs {
     let layers = wanted.moe_layers.iter().map(|moe| moe.layer).collect();
     ExpectedPairs::new(layers, mix.shares.to_rows(), mix.tokens * wanted.inspection.top_k as f64)

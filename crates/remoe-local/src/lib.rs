@@ -1,5 +1,5 @@
-//! Control plane of models on one machine: keeps the functions of each model as its gateway wants them, learns expert usage
-//! from requests, replans, and accounts for costs. It knows no command, no flag and no terminal.
+//! Control plane of models on one machine. It keeps the functions of each model as the gateway orders, learns expert
+//! usage from requests, replans, and accounts for costs. It does not know commands, flags or terminals.
 //!
 //! ```text
 //! gateway: wakes, sleeps ─▶ [`ModelSupervisor`] ─▶ supervisor of the functions

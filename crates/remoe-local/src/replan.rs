@@ -1,4 +1,4 @@
-//! Decision if a placement is replaced, now that something is known of requests.
+//! Replanning: decides if expert usage or measurements call for another placement.
 
 use crate::deployment::{DesiredDeployment, Ratio};
 use crate::error::LocalError;
@@ -12,68 +12,68 @@ use remoe_rollout::Placement;
 use remoe_rollout::placement::RemoteProcess;
 use std::time::Duration;
 
-/// Default share of the cost that a plan may be dearer to keep its limits when a figure is wrong.
+/// Default of the maximum additional cost, as a share, of a plan that keeps its limits even if a figure is wrong.
 pub const STURDY: f64 = 0.02;
-/// By which share a new placement must be better to replace the one that there is.
+/// Share by which a new placement must be better to replace the current one.
 const HYSTERESIS: f64 = 0.05;
 
-/// Basis of placements.
+/// Basis for placements.
 #[derive(Debug, Clone)]
 pub enum PlacementBasis {
-    /// The planner's problem and whether experts may be remote.
+    /// Planning problem, and whether experts may be remote.
     Planned(Box<Problem>, Remote),
-    /// A number of the least used experts.
+    /// Share of the least used experts.
     Ratio(Ratio),
 }
 
-/// Result of measurements of this machine, beside a model.
+/// Result of a measurement of this machine, beside a running model.
 pub struct Measured {
-    /// The problem on these figures.
+    /// Planning problem with the measured figures.
     pub problem: Problem,
-    /// Time that it took, pauses included.
+    /// Duration of the measurement, including pauses.
     pub took: Duration,
 }
 
-/// A question that can be answered by any thread.
+/// Request for a better placement; any thread can process it.
 #[derive(Debug, Clone)]
-pub(crate) struct Question {
+pub(crate) struct ReplanRequest {
     basis: PlacementBasis,
     wanted: DesiredDeployment,
-    shares: UsageShares,
-    moment: Moment,
+    shares: Shares,
+    occasion: ReplanOccasion,
 }
 
-/// When a placement is asked for. The main function keeps its size in any case.
+/// Occasion of a replan. The main function keeps its size in any case.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Moment {
-    /// A wake: requests wait.
-    Wakes,
+pub(crate) enum ReplanOccasion {
+    /// A wake, with waiting requests.
+    Wake,
     /// The main function serves.
-    Serves,
+    Serving,
 }
 
-/// A placement that is better than the one that there is.
+/// Placement that is better than the current one.
 #[derive(Debug)]
 pub struct BetterPlacement {
-    /// With it.
+    /// Deployment with the placement.
     pub wanted: DesiredDeployment,
-    /// Why, for people.
+    /// Reason, for users.
     pub why: String,
 }
 
-impl Question {
-    /// Asks if `wanted` is to be placed in another way where requests use experts by `shares`.
+impl ReplanRequest {
+    /// Creates a request to replan `wanted` for requests with expert usage `shares`.
     pub(crate) fn new(
         basis: &PlacementBasis,
         wanted: &DesiredDeployment,
-        shares: UsageShares,
-        moment: Moment,
+        shares: Shares,
+        occasion: ReplanOccasion,
     ) -> Self {
-        Self { basis: basis.clone(), wanted: wanted.clone(), shares, moment }
+        Self { basis: basis.clone(), wanted: wanted.clone(), shares, occasion }
     }
 
-    /// Returns the present placement with the memory that MMP gives the main function (Remoe paper, Algorithm 2); `None` if it
-    /// has that, or nothing was planned.
+    /// Returns the current placement with the memory that MMP gives the main function (Remoe paper, Algorithm 2);
+    /// `None` if it has that already, or if nothing was planned.
     pub(crate) fn preallocated(self) -> Result<Option<BetterPlacement>, LocalError> {
         let usage = self.shares.to_rows();
         let Self { basis: PlacementBasis::Planned(problem, _), mut wanted, .. } = self else {
@@ -85,7 +85,7 @@ impl Question {
         let problem = Problem { prediction: Some(usage), prediction_p95: None, ..*problem };
         let answer = match preallocate_for(&problem, &PlanDraft::from(&plan)) {
             Ok(answer) if answer.plan.main_bytes != plan.main_bytes => answer,
-            // No size is safe: the last one is as good as any.
+            // No size satisfies the limits: the last one stays.
             Ok(_) | Err(PlanError::Infeasible(_)) => return Ok(None),
             Err(error) => return Err(error.into()),
         };
@@ -100,10 +100,10 @@ impl Question {
         Ok(Some(BetterPlacement { wanted, why }))
     }
 
-    /// Returns the better placement that is found within `budget`; `None` where the one that there is stays.
-    pub(crate) fn answer(self, budget: Budget<'_>) -> Result<Option<BetterPlacement>, LocalError> {
+    /// Returns the better placement found within `budget`; `None` if the current one stays.
+    pub(crate) fn search(self, budget: Budget<'_>) -> Result<Option<BetterPlacement>, LocalError> {
         let usage = self.shares.to_rows();
-        let Self { basis, mut wanted, moment, .. } = self;
+        let Self { basis, mut wanted, occasion, .. } = self;
         match basis {
             PlacementBasis::Ratio(ratio) => {
                 let placement = ratio.place(&wanted.moe_layers, Some(&usage))?;
@@ -118,19 +118,19 @@ impl Question {
             }
             PlacementBasis::Planned(problem, remote) => {
                 let problem = Problem { prediction: Some(usage), prediction_p95: None, ..*problem };
-                beside_main(&problem, remote, wanted, moment, budget)
+                search_with_same_main(&problem, remote, wanted, occasion, budget)
             }
         }
     }
 }
 
-/// Returns the better placement for `problem` beside the main function of `wanted` as large as it is; `None` where the one
-/// that there is stays.
-fn beside_main(
+/// Returns the better placement for `problem` with the current main function of `wanted`; `None` if the current
+/// placement stays.
+fn search_with_same_main(
     problem: &Problem,
     remote: Remote,
     mut wanted: DesiredDeployment,
-    moment: Moment,
+    occasion: ReplanOccasion,
     budget: Budget<'_>,
 ) -> Result<Option<BetterPlacement>, LocalError> {
     let Some(plan) = wanted.account.as_ref().map(|account| account.plan().clone()) else { return Ok(None) };
@@ -138,13 +138,13 @@ fn beside_main(
     let problem = problem.clone().with_main(plan.main_bytes, plan.main_vcpus);
     let options = options(remote);
     let draft = PlanDraft::from(&plan);
-    let found = match moment {
-        Moment::Wakes => replan(&problem, &draft, &options, budget),
-        Moment::Serves => solve_within(&problem, Some(&draft), &options, budget),
+    let found = match occasion {
+        ReplanOccasion::Wake => replan(&problem, &draft, &options, budget),
+        ReplanOccasion::Serving => solve_within(&problem, Some(&draft), &options, budget),
     };
     let answer = match found {
         Ok(answer) => answer,
-        // Nothing would keep the limits, or the answer comes too late: what runs goes on.
+        // No plan keeps the limits, or the search was cancelled: the current placement stays.
         Err(PlanError::Infeasible(_) | PlanError::Cancelled) => return Ok(None),
         Err(error) => return Err(error.into()),
     };
@@ -152,11 +152,11 @@ fn beside_main(
     if change.kept {
         return Ok(None);
     }
-    let why = compared(change);
+    let why = describe_change(change);
     let before = wanted.placement.processes();
     wanted.place_as_planned(&problem, &answer)?;
     let of = |process: &RemoteProcess| (process.hosted.clone(), process.memory_bytes, process.cpu_millis);
-    // What would run is what runs: only the main function's account is another.
+    // The processes would be the same; only the account differs.
     if before.iter().map(of).eq(wanted.placement.processes().iter().map(of)) {
         return Ok(None);
     }
@@ -164,7 +164,7 @@ fn beside_main(
     Ok(Some(BetterPlacement { wanted, why }))
 }
 
-/// The number of the next revision: its functions have names of their own and can run beside those that there are.
+/// Returns the number of the next revision, whose functions have their own names and can run beside the current ones.
 fn next_revision(wanted: &DesiredDeployment) -> u32 {
     wanted.placement.revision().wrapping_add(1).max(1)
 }
@@ -173,8 +173,8 @@ fn options(remote: Remote) -> Options {
     Options { remote, sturdy: STURDY, hysteresis: HYSTERESIS, ..Options::default() }
 }
 
-/// The cost of a new plan beside that of the one before.
-fn compared(change: &PlanChange) -> String {
+/// Describes the cost of a new plan compared with the previous one.
+fn describe_change(change: &PlanChange) -> String {
     change.new_cost.map_or_else(
         || "the previous plan misses a limit".to_owned(),
         |cost| {
@@ -184,24 +184,24 @@ fn compared(change: &PlanChange) -> String {
     )
 }
 
-/// Changes that measured figures lead to.
+/// Outcome of replanning after a measurement.
 #[derive(Debug)]
-pub(crate) struct OnMeasurements {
-    /// A placement beside the main function as it runs.
+pub(crate) struct MeasuredReplan {
+    /// Placement beside the running main function.
     pub(crate) now: Option<BetterPlacement>,
-    /// A plan with a main function of another size, for its next start.
+    /// Plan with a main function of another size, for its next start.
     pub(crate) next: Option<BetterPlacement>,
-    /// The outcome, for people.
+    /// Description, for users.
     pub(crate) line: String,
 }
 
-/// Plans `wanted`'s model again, for a `problem` that stands on measurements.
-pub(crate) fn on_measurements(
+/// Replans `wanted` for a `problem` with measured figures.
+pub(crate) fn replan_on_measurements(
     problem: &Problem,
     remote: Remote,
     wanted: &DesiredDeployment,
-) -> Result<OnMeasurements, LocalError> {
-    let stays = |line: String| Ok(OnMeasurements { now: None, next: None, line });
+) -> Result<MeasuredReplan, LocalError> {
+    let stays = |line: String| Ok(MeasuredReplan { now: None, next: None, line });
     let Some(plan) = wanted.account.as_ref().map(|account| account.plan().clone()) else {
         return stays("the placement stays".to_owned());
     };
@@ -217,7 +217,7 @@ pub(crate) fn on_measurements(
     let Some(change) = kept else {
         return stays(format!("the placement stays, at {} per million requests", dollars(cost * 1e6)));
     };
-    let why = compared(change);
+    let why = describe_change(change);
     let mut planned = wanted.clone();
     planned.place_as_planned(problem, &answer)?;
     planned.placement = planned.placement.revised(next_revision(wanted));
@@ -226,10 +226,11 @@ pub(crate) fn on_measurements(
     };
     if main(&planned) == main(wanted) {
         let line = format!("placement revised: {why}");
-        return Ok(OnMeasurements { now: Some(BetterPlacement { wanted: planned, why }), next: None, line });
+        return Ok(MeasuredReplan { now: Some(BetterPlacement { wanted: planned, why }), next: None, line });
     }
-    // Another main function starts from nothing, and so do its requests: that waits for its next start.
-    let mut now = beside_main(problem, remote, wanted.clone(), Moment::Serves, Budget::UNLIMITED)?;
+    // Another main function would have to restart and lose its requests, so it waits for the next start.
+    let mut now =
+        search_with_same_main(problem, remote, wanted.clone(), ReplanOccasion::Serving, Budget::UNLIMITED)?;
     if let Some(better) = &mut now {
         better.wanted.keep_main_of(wanted);
     }
@@ -237,15 +238,15 @@ pub(crate) fn on_measurements(
         Some(better) => format!("placement revised: {}; the next start has {why}", better.why),
         None => format!("the placement stays until the next start, which has {why}"),
     };
-    Ok(OnMeasurements { now, next: Some(BetterPlacement { wanted: planned, why }), line })
+    Ok(MeasuredReplan { now, next: Some(BetterPlacement { wanted: planned, why }), line })
 }
 
-/// The share of all pairs that is remote under `placement`, the mean over layers.
+/// Returns the share of all pairs that is remote under `placement`, averaged over layers.
 fn remote_share(wanted: &DesiredDeployment, placement: &Placement, usage: &[Vec<f64>]) -> f64 {
     let remote = placement.remote();
     let of_layer = |(moe, usage): (&remoe_rollout::MoeLayer, &Vec<f64>)| {
-        let away = remote.iter().find(|set| set.layer == moe.layer);
-        let experts = away.into_iter().flat_map(|set| &set.experts);
+        let remote_set = remote.iter().find(|set| set.layer == moe.layer);
+        let experts = remote_set.into_iter().flat_map(|set| &set.experts);
         experts.filter_map(|expert| usage.get(*expert as usize)).sum::<f64>()
     };
     wanted.moe_layers.iter().zip(usage).map(of_layer).sum::<f64>() / usage.len().max(1) as f64

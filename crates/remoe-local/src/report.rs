@@ -1,4 +1,4 @@
-//! Reports of what runs.
+//! Reports to users.
 
 use crate::deployment::DesiredDeployment;
 use crate::error::LocalError;
@@ -6,26 +6,26 @@ use remoe_rollout::{FunctionState, Status};
 use std::collections::BTreeMap;
 use std::io;
 
-/// Shows users what becomes of a model.
+/// Reporter of a model's events to users.
 pub trait Reporter: Send + Sync {
-    /// Reports an event of the model that is placed as in `wanted`.
+    /// Reports an event of the deployment `wanted`.
     ///
     /// # Errors
-    /// The report cannot be written; the model is not kept any longer.
+    /// The report cannot be written; supervision ends.
     fn say(&self, wanted: &DesiredDeployment, event: &str, status: &Status) -> io::Result<()>;
 
-    /// Reports something beside the events.
+    /// Reports a note.
     fn note(&self, text: &str);
 
-    /// Warns of something that is left as it is.
+    /// Reports a warning.
     fn warn(&self, text: &str);
 }
 
-/// Model as it is placed now, with its reporter.
+/// Current deployment of a model, with its reporter.
 pub struct Report {
-    /// The model.
+    /// Current deployment.
     pub wanted: DesiredDeployment,
-    /// Reporter of what becomes of it.
+    /// Reporter of its events.
     pub reporter: Box<dyn Reporter>,
 }
 
@@ -35,18 +35,18 @@ impl Report {
         self.reporter.say(&self.wanted, event, status).map_err(LocalError::Report)
     }
 
-    /// Reports something beside the events.
+    /// Reports a note.
     pub(crate) fn note(&self, text: &str) {
         self.reporter.note(text);
     }
 
-    /// Warns of something that is left as it is.
+    /// Reports a warning.
     pub(crate) fn warn(&self, text: &str) {
         self.reporter.warn(text);
     }
 }
 
-/// Returns the processes that the generation in force relies on, with the names of their functions.
+/// Returns the serving processes, with the names of their functions.
 pub(crate) fn serving(status: &Status) -> BTreeMap<u32, String> {
     let functions = status.functions.iter();
     let serving = functions.filter(|function| function.state == FunctionState::Serving);

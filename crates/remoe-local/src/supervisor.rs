@@ -1,12 +1,12 @@
-//! Between the gateway and the functions of one model: orders go one way, what runs the other. A wake from zero (cold
-//! start), sleep and rollout of a new placement go through it.
+//! Supervisor between the gateway and the functions of one model: orders go one way, status the other. It handles
+//! wakes from zero (cold starts), sleep, and the rollout of new placements.
 
-mod revising;
+mod revision;
 
 use crate::cost::CostRecorder;
 use crate::error::LocalError;
-use crate::following::{PendingReplan, PlacementFollower, taken};
-use crate::groups::{GroupUpdate, Tiers};
+use crate::following::{PendingReplan, PlacementFollower, result_or_warn};
+use crate::groups::{GroupUpdate, SleepGroups};
 use crate::rates::FunctionPrices;
 use crate::replan::{BetterPlacement, Measured, PlacementBasis};
 use crate::report::{self, Report};
@@ -21,25 +21,25 @@ use remoe_proto::v1::LayerExperts;
 use remoe_rollout::decide::Desired;
 use remoe_rollout::functions::DEFAULT_MAX_BATCH;
 use remoe_rollout::{FunctionState, FunctionStatus, Status, Supervisor, control, need};
-use revising::{Planning, Revision, RevisionCause};
+use revision::{Planning, Revision, RevisionCause};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tokio::sync::{oneshot, watch};
 use tokio::task::JoinHandle;
 
-/// Longest time in which the main function answers how many requests it has.
-const ASK: Duration = Duration::from_secs(1);
+/// Timeout of asking a main function for its number of requests.
+const REQUEST_COUNT_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// Most pauses that a revision adds which came to nothing or was undone by the next one.
-const MOST_PAUSES: u32 = 64;
+/// Maximum factor by which the pause grows after revisions that failed or were reverted.
+const MAX_PAUSE_FACTOR: u32 = 64;
 
-/// Set when functions are to end: the time that they may drain.
+/// Request to end the functions, with the time that they may drain.
 pub type ShutdownSignal = watch::Receiver<Option<Duration>>;
 
-/// Keeps the functions of a model as its gateway wants them.
+/// Keeps the functions of a model as its gateway orders.
 pub struct ModelSupervisor {
-    /// The model as clients see it.
+    /// Model in the gateway.
     pub model: Arc<Model>,
     /// Placement of the model, and the reporter of changes.
     pub report: Report,
@@ -47,75 +47,75 @@ pub struct ModelSupervisor {
     pub supervisor: Supervisor,
     /// Value of `Authorization` that the main function requires.
     pub authorization: HeaderValue,
-    /// Without requests for so long the model sleeps.
+    /// Idle window after which the model scales to zero.
     pub idle: Option<Duration>,
-    /// Without use for so long a remote group sleeps while the main function runs.
+    /// Idle window after which a remote group sleeps while the main function runs.
     pub remote_idle: Option<Duration>,
-    /// Recorder of what the functions cost.
+    /// Recorder of the functions' costs.
     pub costs: CostRecorder,
-    /// Rates of the functions.
+    /// Prices of the functions.
     pub function_prices: FunctionPrices,
-    /// Ends when all that ran is accounted for.
+    /// Task that ends when all costs are recorded.
     pub accounted: JoinHandle<()>,
-    /// Source of another placement.
+    /// Basis for replanning.
     pub basis: PlacementBasis,
-    /// Prices of functions without a plan.
+    /// Price list for functions without a plan.
     pub pricing: Pricing,
-    /// Tells the recorder of costs the present rates.
+    /// Sends the current prices to the cost recorder.
     pub tell: watch::Sender<Option<FunctionPrices>>,
-    /// Absent where the placement does not follow requests.
+    /// Follower of expert usage; absent if the placement does not follow requests.
     pub following: Option<PlacementFollower>,
-    /// Tells what was measured beside the model; none where nothing is.
+    /// Receives the measurement that runs beside the model; absent without one.
     pub measured: Option<oneshot::Receiver<Measured>>,
-    /// A plan with another main function, for its next start.
+    /// Plan with another main function, for its next start.
     pub next: Option<BetterPlacement>,
 }
 
-/// State of the keeper between two looks.
+/// State of the supervision loop.
 struct SupervisorState {
-    /// The number of the latest order that was followed.
+    /// Number of the latest order that was applied.
     order: u64,
-    /// The number of the change that it made.
+    /// Number of the latest change of the desired state.
     change: u64,
     asleep: bool,
-    /// The last report was that it sleeps.
-    said_asleep: bool,
+    /// Set if the last report was that the model sleeps.
+    reported_asleep: bool,
     generation: Option<u64>,
-    /// Names of functions by their processes.
+    /// Names of serving functions by process id.
     serving: BTreeMap<u32, String>,
-    /// Names of all that have served since it was awake last.
+    /// Names of all functions that have served since the last wake.
     served: BTreeSet<String>,
     main: Option<u32>,
     wake: WakeMarks,
-    /// A placement that is not in force yet.
+    /// Placement that is not in force yet.
     revision: Option<Revision>,
-    /// Until the next look for a better placement.
+    /// Pause until the next search for a better placement.
     pause: Duration,
-    /// Remote experts before the last revision.
-    replaced: Option<Vec<LayerExperts>>,
-    /// Search for a better placement than the one that runs.
-    answering: Option<PendingReplan>,
-    /// A plan on measurements that is being worked out.
+    /// Remote experts before the last revision, to detect oscillation.
+    previous_remote: Option<Vec<LayerExperts>>,
+    /// Search in progress for a better placement.
+    pending_replan: Option<PendingReplan>,
+    /// Replanning in progress after a measurement.
     planning: Option<Planning>,
-    /// Absent if remote groups sleep with their main function.
-    tiers: Option<Tiers>,
-    /// Places that have rested and not served since, and whether that was said.
-    rested: BTreeMap<String, bool>,
+    /// Sleep groups; absent if remote groups sleep only with their main function.
+    sleep_groups: Option<SleepGroups>,
+    /// Slots that slept and have not served since, and whether their sleep was reported.
+    slept: BTreeMap<String, bool>,
 }
 
 impl ModelSupervisor {
-    /// Says that the model is ready, follows orders and reports until `end` says how long the functions may
-    /// take to end.
+    /// Reports that the model is ready, applies orders and reports changes until `end` sends the drain time of the
+    /// functions.
     ///
     /// # Errors
-    /// The gateway or the supervisor is gone, or a report cannot be written.
+    /// The gateway or the supervisor stopped, or a report cannot be written.
     pub async fn run(mut self, first: Status, mut end: ShutdownSignal) -> Result<(), LocalError> {
         let ending = async {
             let grace = end.wait_for(Option::is_some).await;
             grace.ok().and_then(|grace| *grace).unwrap_or_default()
         };
         let grace = tokio::select! {
-            kept = self.keep(&first) => return kept,
+            kept = self.supervise(&first) => return kept,
             grace = ending => grace,
         };
         self.supervisor.shutdown(grace).await;
@@ -123,13 +123,13 @@ impl ModelSupervisor {
         Ok(())
     }
 
-    async fn keep(&mut self, first: &Status) -> Result<(), LocalError> {
-        let (mut orders, mut changes) = (self.model.launcher_orders(), self.supervisor.status());
-        let mut seen = SupervisorState {
+    async fn supervise(&mut self, first: &Status) -> Result<(), LocalError> {
+        let (mut orders, mut changes) = (self.model.want(), self.supervisor.status());
+        let mut state = SupervisorState {
             order: 0,
             change: 0,
             asleep: false,
-            said_asleep: false,
+            reported_asleep: false,
             generation: first.generation,
             served: report::serving(first).into_values().collect(),
             serving: report::serving(first),
@@ -137,51 +137,52 @@ impl ModelSupervisor {
             wake: WakeMarks::default(),
             revision: None,
             pause: self.following.as_ref().map_or(Duration::MAX, |following| following.pause),
-            replaced: None,
-            answering: None,
+            previous_remote: None,
+            pending_replan: None,
             planning: None,
-            tiers: self.remote_idle.map(Tiers::new),
-            rested: BTreeMap::new(),
+            sleep_groups: self.remote_idle.map(SleepGroups::new),
+            slept: BTreeMap::new(),
         };
-        if let Some(tiers) = &mut seen.tiers {
-            tiers.begin(&self.report.wanted, None);
+        if let Some(sleep_groups) = &mut state.sleep_groups {
+            sleep_groups.begin(&self.report.wanted, None);
         }
-        let mut next = Instant::now().checked_add(seen.pause);
-        self.look(first, &mut seen)?;
+        let mut next = Instant::now().checked_add(state.pause);
+        self.publish_status(first, &mut state)?;
         self.report.say("ready", first)?;
         if let Some(idle) = self.idle {
             self.model.sleep_when_idle(idle);
         }
         loop {
             let want = *orders.borrow_and_update();
-            if want.order != seen.order {
-                self.follow(want, &mut seen).await;
+            if want.order != state.order {
+                self.apply_order(want, &mut state).await;
             }
             let status = changes.borrow_and_update().clone();
-            self.look(&status, &mut seen)?;
-            let due = until(next);
-            let late = until(seen.revision.as_ref().and_then(|revision| revision.until));
-            let can_revise = seen.revision.is_none() && seen.answering.is_none() && seen.planning.is_none();
+            self.publish_status(&status, &mut state)?;
+            let search_due = sleep_until(next);
+            let revision_deadline = sleep_until(state.revision.as_ref().and_then(|revision| revision.until));
+            let can_revise =
+                state.revision.is_none() && state.pending_replan.is_none() && state.planning.is_none();
             let planned = async {
-                match &mut seen.planning {
+                match &mut state.planning {
                     Some(planning) => planning.planned().await,
                     None => std::future::pending().await,
                 }
             };
             let answered = async {
-                match &mut seen.answering {
-                    Some(answering) => answering.answered().await,
+                match &mut state.pending_replan {
+                    Some(pending_replan) => pending_replan.result().await,
                     None => std::future::pending().await,
                 }
             };
-            let rests = seen.asleep || seen.revision.is_some();
+            let rests = state.asleep || state.revision.is_some();
             let main = status.functions.iter().find(|function| function.role == Role::Main);
             let main = main.filter(|_| !rests && status.generation.is_some());
             let main = main.and_then(|main| Some((main.pid?, main.grpc?)));
             let present = self.following.as_ref().map(|following| following.usage.present());
-            let looked = async {
-                match &mut seen.tiers {
-                    Some(tiers) => tiers.look(main, present).await,
+            let polled = async {
+                match &mut state.sleep_groups {
+                    Some(sleep_groups) => sleep_groups.poll(main, present).await,
                     None => std::future::pending().await,
                 }
             };
@@ -194,30 +195,30 @@ impl ModelSupervisor {
             tokio::select! {
                 measured = measured => {
                     self.measured = None;
-                    seen.planning = measured.ok().and_then(|measured| self.plan_again(measured));
+                    state.planning = measured.ok().and_then(|measured| self.plan_on_measurements(measured));
                 }
                 planned = planned => {
-                    if let Some(planning) = seen.planning.take() {
-                        self.follow_plan(planning, planned, &mut seen);
+                    if let Some(planning) = state.planning.take() {
+                        self.apply_measured_plan(planning, planned, &mut state);
                     }
                 }
-                looked = looked => {
-                    let Some((tiers, looked)) = seen.tiers.as_mut().zip(looked) else { continue };
-                    let change = tiers.note(&looked, &self.report.wanted, &status);
-                    self.groups(&change, &mut seen);
+                polled = polled => {
+                    let Some((sleep_groups, polled)) = state.sleep_groups.as_mut().zip(polled) else { continue };
+                    let change = sleep_groups.apply_poll(&polled, &self.report.wanted, &status);
+                    self.groups(&change, &mut state);
                 }
                 answered = answered => {
-                    seen.answering = None;
-                    if let Some(better) = taken(&self.report, answered) {
-                        self.revise(better, RevisionCause::Drift, &mut seen);
+                    state.pending_replan = None;
+                    if let Some(better) = result_or_warn(&self.report, answered) {
+                        self.revise(better, RevisionCause::Drift, &mut state);
                     }
                 }
-                () = late => self.take_back("the new functions did not start in time", &mut seen),
-                () = due => {
-                    next = Instant::now().checked_add(seen.pause);
-                    let may_revise = !seen.asleep && can_revise;
+                () = revision_deadline => self.roll_back("the new functions did not start in time", &mut state),
+                () = search_due => {
+                    next = Instant::now().checked_add(state.pause);
+                    let may_revise = !state.asleep && can_revise;
                     if let Some(following) = self.following.as_mut().filter(|_| may_revise) {
-                        seen.answering = following.ask(&self.basis, &self.report.wanted);
+                        state.pending_replan = following.start_search(&self.basis, &self.report.wanted);
                     }
                 }
                 changed = orders.changed() => if changed.is_err() {
@@ -230,203 +231,202 @@ impl ModelSupervisor {
         }
     }
 
-    async fn follow(&mut self, want: LauncherOrder, seen: &mut SupervisorState) {
+    async fn apply_order(&mut self, want: LauncherOrder, state: &mut SupervisorState) {
         let asleep = match want.wanted {
             DesiredState::Awake => false,
             DesiredState::Asleep => true,
             DesiredState::Recheck => {
                 let main = self.supervisor.status().borrow().functions.iter().find_map(main_address);
-                // One that does not answer has no request that anybody waits for.
+                // A main function that does not answer has no request to wait for.
                 let requests = match main {
-                    Some(main) => control::requests_in_flight(main, ASK).await.unwrap_or(0),
+                    Some(main) => control::requests_in_flight(main, REQUEST_COUNT_TIMEOUT).await.unwrap_or(0),
                     None => 0,
                 };
-                seen.order = want.order;
+                state.order = want.order;
                 return self.model.rechecked(want.order, requests);
             }
         };
-        if asleep != seen.asleep {
-            // What was asked about the placement before is of no use any more. What measurements led to waits for the next
-            // wake.
-            if let Some(revision) = seen.revision.take()
+        if asleep != state.asleep {
+            // Searches for the old placement are void. A result of measurements is kept for the next wake.
+            if let Some(revision) = state.revision.take()
                 && revision.cause == RevisionCause::Measurements
             {
                 self.next.get_or_insert(revision.better);
             }
-            seen.answering = None;
-            self.charge_for_those_before();
-            if !asleep && self.is_gone(seen.change) {
-                self.take_next();
+            state.pending_replan = None;
+            self.reset_prices();
+            if !asleep && self.all_ended(state.change) {
+                self.adopt_next_plan();
             }
             let mix = match &self.following {
                 Some(following) if !asleep => following.usage.present().mix().await,
                 _ => None,
             };
-            // Where nothing is known of those who wait, what was used of late.
-            let of_late = || self.following.as_ref().filter(|_| !asleep)?.usage.of_late();
-            let expected = mix.as_ref().map(|mix| mix.shares.clone()).or_else(of_late);
+            // If nothing is known of waiting requests, recent usage applies.
+            let recent_usage = || self.following.as_ref().filter(|_| !asleep)?.usage.recent();
+            let expected = mix.as_ref().map(|mix| mix.shares.clone()).or_else(recent_usage);
             if let Some(shares) = expected.clone()
-                && self.is_gone(seen.change)
+                && self.all_ended(state.change)
             {
-                self.plan_wake(shares, seen).await;
+                self.plan_wake(shares, state).await;
             }
-            if let Some(tiers) = &mut seen.tiers {
-                tiers.begin(&self.report.wanted, mix.as_ref());
-                self.model.set_inactive_groups(if asleep { Vec::new() } else { tiers.groups() }, 0);
+            if let Some(sleep_groups) = &mut state.sleep_groups {
+                sleep_groups.begin(&self.report.wanted, mix.as_ref());
+                self.model.groups_are(if asleep { Vec::new() } else { sleep_groups.groups() }, 0);
             }
-            let mut desired = self.desired(seen);
+            let mut desired = self.desired(state);
             desired.asleep = asleep;
             if let Some(shares) = expected {
                 need::by_need(&mut desired.functions, &self.report.wanted.moe_layers, &shares.to_rows());
             }
-            seen.change = self.supervisor.change(desired);
-            seen.asleep = asleep;
-            seen.wake = WakeMarks::default();
+            state.change = self.supervisor.change(desired);
+            state.asleep = asleep;
+            state.wake = WakeMarks::default();
         }
-        seen.order = want.order;
+        state.order = want.order;
     }
 
-    /// Plans a wake for waiting requests that use experts by `shares`, as the operator does: the main function starts with
-    /// the size that it is pre-allocated, and the remote functions are planned while it starts.
-    async fn plan_wake(&mut self, shares: UsageShares, seen: &mut SupervisorState) {
+    /// Plans a wake for waiting requests with expert usage `shares`, as the operator does: the main function starts
+    /// with its pre-allocated size, and the remote functions are planned while it starts.
+    async fn plan_wake(&mut self, shares: Shares, state: &mut SupervisorState) {
         let Some(following) = &self.following else { return };
         let started = Instant::now();
         let preallocated = following.preallocated(&self.basis, &self.report, shares.clone()).await;
-        let preallocating = started.elapsed();
+        let preallocation_time = started.elapsed();
         if let Some(sized) = preallocated {
-            self.charge(&sized.wanted);
+            self.set_prices(&sized.wanted);
             self.adopt(sized, "waiting requests");
         }
-        let mut first = self.desired(seen);
+        let mut first = self.desired(state);
         first.functions.retain(|function| function.role == Role::Main);
         (first.placed, first.asleep) = (false, false);
-        seen.change = self.supervisor.change(first);
+        state.change = self.supervisor.change(first);
         let Some(following) = &self.following else { return };
         let asked = Instant::now();
-        let better = following.for_waiters(&self.basis, &self.report, shares).await;
+        let better = following.for_waiting_requests(&self.basis, &self.report, shares).await;
         let planning = asked.elapsed();
         if let Some(better) = better {
-            following.metrics.count_replan("wake");
-            self.charge(&better.wanted);
+            following.metrics.replanned("wake");
+            self.set_prices(&better.wanted);
             self.adopt(better, "waiting requests");
         }
         self.report.note(&format!(
             "wake planned while the main function starts: preallocate {:.1} ms, plan {:.1} ms",
-            preallocating.as_secs_f64() * 1e3,
+            preallocation_time.as_secs_f64() * 1e3,
             planning.as_secs_f64() * 1e3
         ));
     }
 
-    /// Returns the functions that are to run, without those that rest.
-    fn desired(&self, seen: &mut SupervisorState) -> Desired {
+    /// Returns the desired state, with the sleeping groups.
+    fn desired(&self, state: &mut SupervisorState) -> Desired {
         let mut desired = self.report.wanted.desired();
-        if let Some(tiers) = &seen.tiers {
-            desired.resting = tiers.resting();
+        if let Some(sleep_groups) = &state.sleep_groups {
+            desired.resting = sleep_groups.resting();
             for place in &desired.resting {
-                seen.rested.entry(place.clone()).or_insert(false);
+                state.slept.entry(place.clone()).or_insert(false);
             }
         }
         desired
     }
 
-    /// Has groups end and start as was decided.
-    fn groups(&mut self, change: &GroupUpdate, seen: &mut SupervisorState) {
-        change.wakes.iter().for_each(|cause| self.model.record_group_wake(*cause));
+    /// Starts and stops sleep groups as decided.
+    fn groups(&mut self, change: &GroupUpdate, state: &mut SupervisorState) {
+        change.wakes.iter().for_each(|cause| self.model.group_woke(*cause));
         self.model
-            .set_inactive_groups(seen.tiers.as_ref().map_or_else(Vec::new, Tiers::groups), change.pairs);
+            .groups_are(state.sleep_groups.as_ref().map_or_else(Vec::new, SleepGroups::groups), change.pairs);
         if change.sleeps || !change.wakes.is_empty() {
-            let desired = self.desired(seen);
-            seen.change = self.supervisor.change(desired);
+            let desired = self.desired(state);
+            state.change = self.supervisor.change(desired);
         }
     }
 
-    /// Reports if all functions have ended since the change of that number.
-    fn is_gone(&self, change: u64) -> bool {
+    /// Returns whether all functions have ended after the change of this number.
+    fn all_ended(&self, change: u64) -> bool {
         let status = self.supervisor.status();
         let status = status.borrow();
         status.change == change && status.functions.iter().all(|function| function.pid.is_none())
     }
 
-    /// Tells the gateway what runs, and the user what changed.
-    fn look(&mut self, status: &Status, seen: &mut SupervisorState) -> Result<(), LocalError> {
-        if status.change < seen.change {
+    /// Reports the running functions to the gateway, and changes to the user.
+    fn publish_status(&mut self, status: &Status, state: &mut SupervisorState) -> Result<(), LocalError> {
+        if status.change < state.change {
             return Ok(());
         }
         let main = status.functions.iter().find(|function| function.role == Role::Main);
         let pid = main.and_then(|main| main.pid);
-        if !seen.asleep && pid != seen.main {
-            seen.wake = WakeMarks { started: pid.map(|_| Instant::now()), ..WakeMarks::default() };
+        if !state.asleep && pid != state.main {
+            state.wake = WakeMarks { started: pid.map(|_| Instant::now()), ..WakeMarks::default() };
         }
-        let began_anew = seen.main.is_some() && pid != seen.main;
-        seen.main = pid;
-        if began_anew && seen.revision.is_some() {
-            // It would begin with the revision, whose functions may never come.
-            self.take_back("the main function restarted", seen);
+        let main_restarted = state.main.is_some() && pid != state.main;
+        state.main = pid;
+        if main_restarted && state.revision.is_some() {
+            // It would start with the revision, whose functions may never become ready.
+            self.roll_back("the main function restarted", state);
             return Ok(());
         }
-        mark(&mut seen.wake, status);
-        let serving = main.filter(|_| !seen.asleep && status.generation.is_some());
-        self.model.set_running_functions(RunningFunctions {
-            order: seen.order,
+        record_wake_stages(&mut state.wake, status);
+        let serving = main.filter(|_| !state.asleep && status.generation.is_some());
+        self.model.runs(RunningFunctions {
+            order: state.order,
             backends: serving.and_then(|main| self.backend(main, status)).into_iter().collect(),
-            wake: seen.wake,
-            functions: status.functions.iter().map(line).collect(),
+            wake: state.wake,
+            functions: status.functions.iter().map(function_line).collect(),
         });
-        self.say(status, seen)
+        self.report_changes(status, state)
     }
 
-    fn say(&mut self, status: &Status, seen: &mut SupervisorState) -> Result<(), LocalError> {
-        if seen.asleep {
+    fn report_changes(&mut self, status: &Status, state: &mut SupervisorState) -> Result<(), LocalError> {
+        if state.asleep {
             let gone = status.functions.iter().all(|function| function.pid.is_none());
-            if gone && !seen.said_asleep {
-                seen.said_asleep = true;
+            if gone && !state.reported_asleep {
+                state.reported_asleep = true;
                 self.report.say("asleep", status)?;
             }
             return Ok(());
         }
-        self.say_rest(status, seen)?;
-        if status.generation == seen.generation || status.generation.is_none() {
+        self.report_sleeping_groups(status, state)?;
+        if status.generation == state.generation || status.generation.is_none() {
             return Ok(());
         }
-        seen.generation = status.generation;
-        let in_force = seen.revision.take_if(|revision| revision.replaces != status.generation);
+        state.generation = status.generation;
+        let in_force = state.revision.take_if(|revision| revision.replaces != status.generation);
         let revised = in_force.is_some();
         if let Some(Revision { better, cause, .. }) = in_force {
-            self.complete(better, cause, seen);
+            self.complete(better, cause, state);
         }
         let serving = report::serving(status);
         let more: BTreeSet<String> = (serving.iter())
-            .filter(|(process, _)| !seen.serving.contains_key(process))
+            .filter(|(process, _)| !state.serving.contains_key(process))
             .map(|(_, name)| name.clone())
             .collect();
         if revised || !more.is_empty() {
-            let event = match (std::mem::take(&mut seen.said_asleep), revised) {
+            let event = match (std::mem::take(&mut state.reported_asleep), revised) {
                 (true, _) => {
-                    seen.served.clear();
+                    state.served.clear();
                     "awake"
                 }
                 (false, true) => "replanned",
-                (false, false) if more.iter().all(|name| seen.rested.contains_key(name)) => "resumed",
-                (false, false) if more.is_disjoint(&seen.served) => "joined",
+                (false, false) if more.iter().all(|name| state.slept.contains_key(name)) => "resumed",
+                (false, false) if more.is_disjoint(&state.served) => "joined",
                 (false, false) => "restarted",
             };
             self.report.say(event, status)?;
-            seen.served.extend(serving.values().cloned());
-            seen.rested.retain(|name, _| !more.contains(name));
-            seen.serving = serving;
+            state.served.extend(serving.values().cloned());
+            state.slept.retain(|name, _| !more.contains(name));
+            state.serving = serving;
         }
         Ok(())
     }
 
-    /// Says that groups sleep, once their functions are gone.
-    fn say_rest(&self, status: &Status, seen: &mut SupervisorState) -> Result<(), LocalError> {
+    /// Reports that groups sleep, once their functions have ended.
+    fn report_sleeping_groups(&self, status: &Status, state: &mut SupervisorState) -> Result<(), LocalError> {
         let asleep = |name: &str| {
             let of = |function: &&FunctionStatus| function.name == name;
             let function = status.functions.iter().find(of);
             function.is_some_and(|function| function.state == FunctionState::Asleep)
         };
         let mut is_new = false;
-        for (name, said) in &mut seen.rested {
+        for (name, said) in &mut state.slept {
             if !*said && asleep(name) {
                 (*said, is_new) = (true, true);
             }
@@ -447,7 +447,7 @@ impl ModelSupervisor {
     }
 }
 
-async fn until(instant: Option<Instant>) {
+async fn sleep_until(instant: Option<Instant>) {
     match instant {
         Some(at) => tokio::time::sleep_until(at.into()).await,
         None => std::future::pending().await,
@@ -458,12 +458,12 @@ fn main_address(function: &FunctionStatus) -> Option<std::net::SocketAddr> {
     (function.role == Role::Main).then_some(function.grpc).flatten()
 }
 
-fn line(function: &FunctionStatus) -> FunctionLine {
+fn function_line(function: &FunctionStatus) -> FunctionLine {
     FunctionLine { name: function.name.clone(), state: function.state.name(), pid: function.pid }
 }
 
-/// Notes what was reached.
-fn mark(wake: &mut WakeMarks, status: &Status) {
+/// Records the stages of a wake that were reached.
+fn record_wake_stages(wake: &mut WakeMarks, status: &Status) {
     let runs = |function: &FunctionStatus| {
         !matches!(function.state, FunctionState::Waiting | FunctionState::Asleep | FunctionState::Stopping)
     };

@@ -1,4 +1,4 @@
-//! Expert usage of a model, learned from its requests.
+//! Learns the expert usage of a model from its requests.
 
 use crate::deployment::DesiredDeployment;
 use crate::error::LocalError;
@@ -14,42 +14,43 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::watch;
 
-/// Longest time that a wake waits for the predictions of waiting requests. They take less than a millisecond each.
-const PREDICTIONS: Duration = Duration::from_millis(250);
-/// Requests to go by before a placement follows what is used.
-const ENOUGH: f64 = 4.0;
+/// Timeout for predictions of waiting requests during a wake. A prediction takes less than a millisecond.
+const PREDICTION_TIMEOUT: Duration = Duration::from_millis(250);
+/// Minimum number of requests before a placement follows their usage.
+const MIN_REQUESTS: f64 = 4.0;
 
-/// Learned usage of one model.
+/// Learned expert usage of one model.
 pub struct ModelUsage {
     learner: Arc<UsageLearner>,
-    answered: watch::Receiver<Option<AnsweredUsage>>,
-    /// Mean usage of the requests that were remembered at the start, if they are enough to go by.
-    pub remembered: Option<UsageShares>,
+    answered: watch::Receiver<Option<AnsweredMix>>,
+    /// Mean usage in the training history at the start, if it has enough requests.
+    pub remembered: Option<Shares>,
 }
 
 /// Training history of a model's requests.
 #[derive(Debug, Clone, Copy)]
 pub struct UsageHistory<'a> {
-    /// Folder that keeps it over restarts.
+    /// Folder that stores it across restarts.
     pub folder: Option<&'a Path>,
-    /// Limit of its size.
+    /// Maximum bytes of the folder.
     pub folder_bytes: u64,
-    /// Requests are predicted without it.
+    /// Set if predictions do not use it.
     pub forgets: bool,
 }
 
-/// Parts of a model by which its requests are predicted.
+/// Files of a model that predictions need.
 pub struct ModelFiles {
     /// Fingerprint of the checkpoint.
     pub fingerprint: String,
     /// Embedding of the checkpoint.
     pub embedding: Embedding,
-    /// A predictor that was built for it.
-    pub trained: Option<TrainedPredictor>,
+    /// Trained predictor of the model, if there is one.
+    pub trained: Option<Trained>,
 }
 
 impl ModelUsage {
-    /// Begins to follow the requests of `wanted`'s model, which has these `files`; a typical one has so many `tokens`.
+    /// Starts to learn from the requests of `wanted`'s model with these `files`. `tokens` are those of a typical
+    /// request.
     ///
     /// # Errors
     /// The history cannot be used, the tokenizer cannot be read, or the system refuses a thread.
@@ -70,7 +71,7 @@ impl ModelUsage {
             dtype: wanted.dtype().to_owned(),
             tokens: false,
         };
-        // One folder serves for several models.
+        // Several models share one folder.
         let folder = history.folder.map(|folder| folder.join(&files.fingerprint));
         let options = PredictorOptions {
             store: folder.map(|folder| (folder, history.folder_bytes)),
@@ -80,8 +81,8 @@ impl ModelUsage {
         let prompts = PromptReader::open(&wanted.checkpoint)?;
         let trained = files.trained.map(|trained| Box::new(trained) as Box<dyn TunedPredictor>);
         let predictor = UsagePredictor::new(header, files.embedding, prompts, trained, options)?;
-        let is_enough = predictor.history_size().requests as f64 >= ENOUGH;
-        let remembered = if is_enough { predictor.mean_usage(tokens)? } else { None };
+        let is_enough = predictor.remembered().0 as f64 >= MIN_REQUESTS;
+        let remembered = if is_enough { predictor.mean(tokens)? } else { None };
         let learner = UsageLearner::new(metrics.of_model(&wanted.name()));
         let watch = PredictionService::start(predictor, None, learner.publisher(&files.fingerprint));
         let watch = watch.map_err(LocalError::Thread)?;
@@ -94,38 +95,38 @@ impl ModelUsage {
         self.learner.clone()
     }
 
-    /// Returns the present requests.
+    /// Returns a handle to the active requests.
     pub(crate) fn present(&self) -> ActiveRequests {
         ActiveRequests(self.learner.clone())
     }
 
-    /// Returns the recent expert usage, if that is enough to go by.
-    pub(crate) fn of_late(&self) -> Option<UsageShares> {
-        enough(self.answered.borrow().as_ref())
+    /// Returns the recent expert usage, if there were enough requests.
+    pub(crate) fn recent(&self) -> Option<Shares> {
+        shares_if_enough(self.answered.borrow().as_ref())
     }
 
-    /// Returns the recent expert usage if it changed since this was last called, and is enough to go by.
-    pub(crate) fn news(&mut self) -> Option<UsageShares> {
+    /// Returns the recent expert usage, if it changed since the last call and there were enough requests.
+    pub(crate) fn recent_if_changed(&mut self) -> Option<Shares> {
         if !self.answered.has_changed().unwrap_or(false) {
             return None;
         }
-        enough(self.answered.borrow_and_update().as_ref())
+        shares_if_enough(self.answered.borrow_and_update().as_ref())
     }
 }
 
-fn enough(answered: Option<&AnsweredUsage>) -> Option<UsageShares> {
+fn shares_if_enough(answered: Option<&AnsweredMix>) -> Option<Shares> {
     answered
-        .map(|answered| &answered.usage)
-        .filter(|mix| mix.requests >= ENOUGH)
+        .map(|answered| &answered.mix)
+        .filter(|mix| mix.requests >= MIN_REQUESTS)
         .map(|mix| mix.shares.clone())
 }
 
-/// Requests that wait or are worked on.
+/// Waiting and running requests.
 pub(crate) struct ActiveRequests(Arc<UsageLearner>);
 
 impl ActiveRequests {
-    /// Predicts which experts they will use; `None` if that is not known.
+    /// Predicts the expert usage of the active requests; `None` if it is unknown.
     pub(crate) async fn mix(self) -> Option<JointUsage> {
-        self.0.predict_joint_usage(PREDICTIONS).await
+        self.0.predicted(PREDICTION_TIMEOUT).await
     }
 }

@@ -1,7 +1,9 @@
+//! Start time of this process.
+
 use std::time::{Duration, Instant};
 
-/// When this process was started, loading of shared libraries included, which `main` does not see.
-/// The kernel counts it in clock ticks (10 ms); where it cannot be read, now.
+/// Returns when this process was started, including the loading of shared libraries before `main`. The kernel counts
+/// in clock ticks (10 ms). If its count cannot be read, returns the current time.
 pub fn process_start() -> Instant {
     let now = Instant::now();
     process_age().and_then(|age| now.checked_sub(age)).unwrap_or(now)
@@ -10,11 +12,11 @@ pub fn process_start() -> Instant {
 fn process_age() -> Option<Duration> {
     let uptime: f64 = std::fs::read_to_string("/proc/uptime").ok()?.split(' ').next()?.parse().ok()?;
     let stat = std::fs::read_to_string("/proc/self/stat").ok()?;
-    // The second field, the program's name, may hold anything but ends with the last parenthesis;
-    // the start time is the 22nd field (proc(5)).
+    // The second field, the program's name, may contain anything but ends with the last parenthesis; the start time
+    // is the 22nd field (proc(5)).
     let ticks: f64 = stat.rsplit_once(')')?.1.split_whitespace().nth(19)?.parse().ok()?;
     let age = uptime - ticks / rustix::param::clock_ticks_per_second() as f64;
-    // Both figures are rounded, so that of a young process can come out below zero.
+    // Both figures are rounded, so the age of a young process can be negative.
     Duration::try_from_secs_f64(age.max(0.0)).ok()
 }
 

@@ -1,32 +1,34 @@
+//! Announcement of a function process to its launcher.
+
 use serde::{Deserialize, Serialize};
 use std::io::{self, Write};
 use std::net::SocketAddr;
 
-/// The part that a function process plays.
+/// Role of a function process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Role {
-    /// The main model: LibTorch engine and HTTP front.
+    /// Main function: engine and HTTP server.
     Main,
-    /// A remote-expert function.
+    /// Remote-expert function.
     Remote,
 }
 
-/// The one line that a function writes to standard output, as JSON, when it accepts connections.
-/// The launcher reads it: ports can be chosen by the system.
+/// The one JSON line that a function writes to standard output when it accepts connections. The launcher reads it,
+/// since the system may choose the ports.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Announcement {
-    /// The part that the process plays.
+    /// Role of the process.
     pub role: Role,
-    /// Where it speaks gRPC.
+    /// gRPC address.
     pub grpc: SocketAddr,
-    /// Where it speaks HTTP to users; main functions only.
+    /// HTTP address for clients; main functions only.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub http: Option<SocketAddr>,
-    /// Where it serves `/metrics`.
+    /// Address of `/metrics`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub metrics: Option<SocketAddr>,
-    /// Where it answers probes by HTTP.
+    /// Address of HTTP health probes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub health: Option<SocketAddr>,
     /// Microseconds from the start of the process to this line.

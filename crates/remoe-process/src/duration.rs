@@ -1,4 +1,5 @@
-//! Durations as users write them: `150ms`, `10s`, `1m30s`, `2h`. One grammar for flags, request fields and resources.
+//! Parses and formats durations: `150ms`, `10s`, `1m30s`, `2h`. Flags, request fields and resources share one
+//! grammar.
 
 use std::ops::RangeInclusive;
 use std::time::Duration;
@@ -24,7 +25,7 @@ pub enum DurationError {
         /// Beginning of the number.
         number: String,
     },
-    /// Outside of the range that is valid where the duration stands.
+    /// Out of range.
     #[error("invalid duration {text:?}: expected {least} to {most}")]
     Range {
         /// Beginning of the text.
@@ -34,7 +35,7 @@ pub enum DurationError {
         /// Longest valid duration.
         most: String,
     },
-    /// Part of a unit where only whole units are valid.
+    /// Fraction where only whole units are valid.
     #[error("invalid duration {text:?}: expected a whole number of {unit}")]
     Whole {
         /// Beginning of the text.
@@ -59,31 +60,31 @@ const UNITS: [(&str, u128); 8] = [
 /// Nanoseconds of a second.
 const NANOS: u128 = 1_000_000_000;
 
-/// Longest duration, in nanoseconds: that of Kubernetes, some 292 years.
-const MOST: u128 = i64::MAX as u128;
+/// Maximum duration in nanoseconds: that of Kubernetes, 292 years.
+const MAX_NANOS: u128 = i64::MAX as u128;
 
-/// Digits of a fraction that count. Further ones are less than a nanosecond of an hour.
-const FRACTION: usize = 18;
+/// Significant digits of a fraction. Further ones are less than a nanosecond of an hour.
+const MAX_FRACTION_DIGITS: usize = 18;
 
-/// Parses a duration above 0: numbers, which may have a fraction, each followed by its unit.
+/// Parses a duration above 0: numbers with optional fractions, each followed by a unit.
 ///
-/// This is the grammar of `metav1.Duration` without negative durations, so that a flag and a field of a resource take
-/// the same text.
+/// The grammar is that of `metav1.Duration` without negative durations, so that flags and resource fields accept the
+/// same text.
 ///
 /// # Errors
-/// Another form, a number without a unit, 0, or more than 292 years.
+/// The form is invalid, a unit is missing, or the duration is 0 or above 292 years.
 pub fn parse_duration(text: &str) -> Result<Duration, DurationError> {
     let duration = parse(text)?;
     if duration.is_zero() {
-        return Err(beyond(text, nanoseconds(1), nanoseconds(MOST)));
+        return Err(out_of_range(text, nanoseconds(1), nanoseconds(MAX_NANOS)));
     }
     Ok(duration)
 }
 
-/// Parses a duration above 0 of a flag that also takes a number without a unit, in seconds.
+/// Parses a duration above 0 of a flag that also accepts seconds without a unit.
 ///
 /// # Errors
-/// As [`parse_duration`].
+/// See [`parse_duration`].
 pub fn parse_duration_or_seconds(text: &str) -> Result<Duration, DurationError> {
     let is_number = |text: &str| !text.is_empty() && text.chars().all(|c| c.is_ascii_digit() || c == '.');
     match text.trim() {
@@ -92,21 +93,21 @@ pub fn parse_duration_or_seconds(text: &str) -> Result<Duration, DurationError> 
     }
 }
 
-/// Returns a parser of command lines for whole seconds within `range`: a duration, or a number without a unit.
+/// Returns an argument parser for whole seconds within `range`: a duration, or a number without a unit.
 pub fn whole_seconds<T: TryFrom<u64>>(
     range: RangeInclusive<u64>,
 ) -> impl Fn(&str) -> Result<T, DurationError> + Clone + Send + Sync + 'static {
     move |text| whole(text, ("s", "seconds"), &range)
 }
 
-/// Returns a parser of command lines for whole microseconds within `range`: a duration, or a number without a unit.
+/// Returns an argument parser for whole microseconds within `range`: a duration, or a number without a unit.
 pub fn whole_microseconds<T: TryFrom<u64>>(
     range: RangeInclusive<u64>,
 ) -> impl Fn(&str) -> Result<T, DurationError> + Clone + Send + Sync + 'static {
     move |text| whole(text, ("us", "microseconds"), &range)
 }
 
-/// Returns `duration` as [`parse_duration`] takes it, in the largest units, such as `1h30m` or `1.5s`.
+/// Formats `duration` in the largest units, as [`parse_duration`] accepts it, such as `1h30m` or `1.5s`.
 pub fn format_duration(duration: Duration) -> String {
     let seconds = duration.as_secs();
     let whole = [(seconds / 3600, "h"), (seconds / 60 % 60, "m")].into_iter().filter(|(count, _)| *count > 0);
@@ -136,18 +137,18 @@ fn whole<T: TryFrom<u64>>(
     (unit, units): (&str, &'static str),
     range: &RangeInclusive<u64>,
 ) -> Result<T, DurationError> {
-    let of_unit = UNITS.iter().find(|(name, _)| *name == unit).map_or(1, |(_, nanos)| *nanos);
-    let shown = |count: u64| nanoseconds(u128::from(count).saturating_mul(of_unit).min(MOST));
-    let outside = || beyond(text, shown(*range.start()), shown(*range.end()));
+    let unit_nanos = UNITS.iter().find(|(name, _)| *name == unit).map_or(1, |(_, nanos)| *nanos);
+    let shown = |count: u64| nanoseconds(u128::from(count).saturating_mul(unit_nanos).min(MAX_NANOS));
+    let outside = || out_of_range(text, shown(*range.start()), shown(*range.end()));
     let number = text.trim();
     let count = if !number.is_empty() && number.chars().all(|c| c.is_ascii_digit()) {
         number.parse().map_err(|_| outside())?
     } else {
         let nanos = parse(text)?.as_nanos();
-        if nanos % of_unit != 0 {
-            return Err(DurationError::Whole { text: beginning(text), unit: units });
+        if nanos % unit_nanos != 0 {
+            return Err(DurationError::Whole { text: shortened(text), unit: units });
         }
-        u64::try_from(nanos / of_unit).map_err(|_| outside())?
+        u64::try_from(nanos / unit_nanos).map_err(|_| outside())?
     };
     let count = Some(count).filter(|count| range.contains(count)).ok_or_else(outside)?;
     T::try_from(count).map_err(|_| outside())
@@ -155,8 +156,8 @@ fn whole<T: TryFrom<u64>>(
 
 /// Parses a duration, which may be 0.
 fn parse(text: &str) -> Result<Duration, DurationError> {
-    let form = || DurationError::Form { text: beginning(text) };
-    let longer = || beyond(text, nanoseconds(1), nanoseconds(MOST));
+    let form = || DurationError::Form { text: shortened(text) };
+    let longer = || out_of_range(text, nanoseconds(1), nanoseconds(MAX_NANOS));
     let is_number = |c: char| c.is_ascii_digit() || c == '.';
     let trimmed = text.trim();
     let mut rest = trimmed.strip_prefix('+').unwrap_or(trimmed);
@@ -165,41 +166,41 @@ fn parse(text: &str) -> Result<Duration, DurationError> {
     }
     let mut nanos = 0_u128;
     while !rest.is_empty() {
-        let (number, behind) = rest.split_at(rest.find(|c| !is_number(c)).unwrap_or(rest.len()));
-        let (unit, behind) = behind.split_at(behind.find(is_number).unwrap_or(behind.len()));
+        let (number, rest_after) = rest.split_at(rest.find(|c| !is_number(c)).unwrap_or(rest.len()));
+        let (unit, rest_after) = rest_after.split_at(rest_after.find(is_number).unwrap_or(rest_after.len()));
         let (whole, fraction) = number.split_once('.').unwrap_or((number, ""));
         if (whole.is_empty() && fraction.is_empty()) || fraction.contains('.') {
             return Err(form());
         }
         if unit.is_empty() {
             return Err(DurationError::Unit {
-                text: beginning(text),
+                text: shortened(text),
                 number: number.chars().take(20).collect(),
             });
         }
         let &(_, factor) = UNITS.iter().find(|(name, _)| *name == unit).ok_or_else(form)?;
-        let fraction = &fraction[..fraction.len().min(FRACTION)];
+        let fraction = &fraction[..fraction.len().min(MAX_FRACTION_DIGITS)];
         let digits = |text: &str| if text.is_empty() { Ok(0) } else { text.parse::<u128>() };
         let whole = digits(whole).map_err(|_| longer())?;
         let part = digits(fraction).map_err(|_| form())? * factor / 10_u128.pow(fraction.len() as u32);
         let added = whole.checked_mul(factor).and_then(|whole| whole.checked_add(part)?.checked_add(nanos));
-        nanos = added.filter(|nanos| *nanos <= MOST).ok_or_else(longer)?;
-        rest = behind;
+        nanos = added.filter(|nanos| *nanos <= MAX_NANOS).ok_or_else(longer)?;
+        rest = rest_after;
     }
     Ok(nanoseconds(nanos))
 }
 
-fn beyond(text: &str, least: Duration, most: Duration) -> DurationError {
-    let most = if most == nanoseconds(MOST) { "292 years".to_owned() } else { format_duration(most) };
-    DurationError::Range { text: beginning(text), least: format_duration(least), most }
+fn out_of_range(text: &str, least: Duration, most: Duration) -> DurationError {
+    let most = if most == nanoseconds(MAX_NANOS) { "292 years".to_owned() } else { format_duration(most) };
+    DurationError::Range { text: shortened(text), least: format_duration(least), most }
 }
 
-/// Returns the duration of `nanos` nanoseconds, which are at most [`MOST`].
+/// Returns the duration of `nanos` nanoseconds, at most [`MAX_NANOS`].
 fn nanoseconds(nanos: u128) -> Duration {
     Duration::from_nanos(u64::try_from(nanos).unwrap_or(u64::MAX))
 }
 
-fn beginning(text: &str) -> String {
+fn shortened(text: &str) -> String {
     text.chars().take(64).collect()
 }
 
@@ -320,11 +321,11 @@ mod tests {
         fn any_text_is_parsed_or_refused_by_name(text in "\\PC{0,40}|[0-9.a-z+]{0,40}|([0-9.]{1,30}(ms|s|m|h|us|ns)?){1,4}") {
             match parse_duration(&text) {
                 Ok(duration) => {
-                    prop_assert!(!duration.is_zero() && duration.as_nanos() <= MOST);
+                    prop_assert!(!duration.is_zero() && duration.as_nanos() <= MAX_NANOS);
                     prop_assert_eq!(parse_duration(&format_duration(duration)), Ok(duration));
                 }
                 Err(error) => {
-                    let named = error.to_string().contains(&format!("{:?}", beginning(&text)));
+                    let named = error.to_string().contains(&format!("{:?}", shortened(&text)));
                     prop_assert!(named, "{}", error);
                 }
             }

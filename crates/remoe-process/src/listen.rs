@@ -1,4 +1,4 @@
-//! Where a process listens.
+//! Creates listening sockets.
 
 use rustix::io::Errno;
 use rustix::net::sockopt::set_ipv6_v6only;
@@ -6,33 +6,33 @@ use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use tokio::net::{TcpListener, TcpSocket};
 
-/// Largest number of connections that wait to be accepted; the kernel may allow fewer (`net.core.somaxconn`). The
-/// kernel ignores further connections: their clients retry after a second. [`TcpListener::bind`] has 128.
+/// Maximum number of connections that wait to be accepted; the kernel may allow fewer (`net.core.somaxconn`). The
+/// kernel drops further connections, and their clients retry after a second. [`TcpListener::bind`] uses 128.
 const BACKLOG: u32 = 1024;
 
-/// Listens on `address`. `[::]` is every address of the machine, IPv4 included, whatever the machine's own setting:
-/// pods are the same in clusters of IPv4 and of IPv6. On a machine without IPv6 it is every address of IPv4.
+/// Listens on `address`. `[::]` is every address of the machine, including IPv4, whatever the machine's setting, so
+/// that pods are the same in IPv4 and IPv6 clusters. Without IPv6 it is every IPv4 address.
 ///
 /// # Errors
-/// The address is taken, or not this machine's; the message names it.
+/// The address is in use or not local; the message names it.
 pub fn listen(address: SocketAddr) -> io::Result<TcpListener> {
-    let listener = match at(address) {
-        Err(error) if is_everywhere(address) && lacks_ipv6(&error) => {
-            at(SocketAddr::from((Ipv4Addr::UNSPECIFIED, address.port())))
+    let listener = match bind(address) {
+        Err(error) if is_wildcard(address) && lacks_ipv6(&error) => {
+            bind(SocketAddr::from((Ipv4Addr::UNSPECIFIED, address.port())))
         }
         outcome => outcome,
     };
     listener.map_err(|error| io::Error::new(error.kind(), format!("cannot listen on {address}: {error}")))
 }
 
-fn is_everywhere(address: SocketAddr) -> bool {
+fn is_wildcard(address: SocketAddr) -> bool {
     address.ip() == IpAddr::V6(Ipv6Addr::UNSPECIFIED)
 }
 
-/// At `address`, also where connections of a listener that has ended are still being closed.
-fn at(address: SocketAddr) -> io::Result<TcpListener> {
+/// Binds to `address`, even if connections of an earlier listener are still closing.
+fn bind(address: SocketAddr) -> io::Result<TcpListener> {
     let socket = if address.is_ipv4() { TcpSocket::new_v4()? } else { TcpSocket::new_v6()? };
-    if is_everywhere(address) {
+    if is_wildcard(address) {
         set_ipv6_v6only(&socket, false)?;
     }
     socket.set_reuseaddr(true)?;
@@ -40,7 +40,7 @@ fn at(address: SocketAddr) -> io::Result<TcpListener> {
     socket.listen(BACKLOG)
 }
 
-/// Reports if the kernel, or the network of the pod, lacks IPv6.
+/// Returns whether the kernel, or the network of the pod, lacks IPv6.
 fn lacks_ipv6(error: &io::Error) -> bool {
     let errno = error.raw_os_error().map(Errno::from_raw_os_error);
     matches!(errno, Some(Errno::AFNOSUPPORT | Errno::ADDRNOTAVAIL))
@@ -55,7 +55,7 @@ mod tests {
     use tokio::task::JoinSet;
     use tokio::time::timeout;
 
-    /// More connections than a listener has room for by default, before the first is accepted.
+    /// More connections than the default backlog, before the first is accepted.
     #[tokio::test]
     async fn who_comes_in_a_burst_need_not_knock_again() {
         let listener = listen(SocketAddr::from(([127, 0, 0, 1], 0))).unwrap();

@@ -1,7 +1,9 @@
+//! Loading that a shutdown interrupts.
+
 use std::io;
 use tokio_util::sync::CancellationToken;
 
-/// Runs `load` on a thread of its own, so that signals are heard meanwhile. None if `shutdown` came first.
+/// Runs `load` on its own thread, so that signals are handled meanwhile. Returns `None` if `shutdown` came first.
 ///
 /// # Errors
 /// The error of `load`, or its panic.

@@ -1,3 +1,5 @@
+//! Prometheus registries and their HTTP endpoint.
+
 use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::{Router, routing::get};
@@ -9,11 +11,11 @@ use std::pin::Pin;
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 
-/// A registry with what every program shows: `remoe_build_info`, whose labels are its version and `facts`, names with
-/// values, and on Linux the `process_*` that Prometheus defines, of the calling process.
+/// Creates a registry with the metrics of every program: `remoe_build_info`, labelled with its version and `facts`
+/// (names and values), and on Linux the standard `process_*` metrics.
 ///
 /// # Errors
-/// The name of a fact is no name of a label.
+/// The name of a fact is no valid label name.
 pub fn program_registry(facts: &[(&str, &str)]) -> Result<Registry, prometheus::Error> {
     let registry = Registry::new();
     let opts = Opts::new("remoe_build_info", "Build of this program; always 1.");
@@ -27,8 +29,8 @@ pub fn program_registry(facts: &[(&str, &str)]) -> Result<Registry, prometheus::
     Ok(registry)
 }
 
-/// Returns the [`program_registry`] of a function that computes the numerics `class` by the instruction `paths`, and
-/// one row by the path that `one_row` returns, called at each collection.
+/// Returns the [`program_registry`] of a function, labelled with its numerics `class` and instruction `paths`.
+/// `one_row` returns the path that computes one row, and is called at each collection.
 ///
 /// # Errors
 /// Metrics cannot be registered.
@@ -54,7 +56,7 @@ fn one_row_path() -> Result<IntGaugeVec, prometheus::Error> {
     IntGaugeVec::new(Opts::new("remoe_one_row_path", help), &["path"])
 }
 
-/// The instructions by which one row is computed.
+/// Collector of the instruction path for one row.
 struct OneRowPath<F> {
     described: IntGaugeVec,
     path: F,
@@ -66,8 +68,7 @@ impl<F: Fn() -> &'static str + Send + Sync> Collector for OneRowPath<F> {
     }
 
     fn collect(&self) -> Vec<MetricFamily> {
-        // Made for each collection: the path before this one is shown no more, and two collections may run at the same
-        // time.
+        // A new family for each collection, so that old paths disappear and concurrent collections do not interfere.
         let Ok(family) = one_row_path() else { return Vec::new() };
         family.with_label_values(&[(self.path)()]).set(1);
         family.collect()
@@ -76,7 +77,7 @@ impl<F: Fn() -> &'static str + Send + Sync> Collector for OneRowPath<F> {
 
 /// Serves `registry` at `/metrics` in the Prometheus text format until `shutdown`.
 ///
-/// The future is boxed, so that a server is compiled here and not once more in every program.
+/// The future is boxed, so that the server is compiled once here and not in every program.
 ///
 /// # Errors
 /// The listener fails.
@@ -96,7 +97,7 @@ pub fn serve_metrics(
     Box::pin(async move { server.await })
 }
 
-/// The metrics of `registry` as an HTTP answer.
+/// Returns the metrics of `registry` as an HTTP response.
 pub fn render(registry: &Registry) -> Response {
     match TextEncoder::new().encode_to_string(&registry.gather()) {
         Ok(text) => ([(header::CONTENT_TYPE, prometheus::TEXT_FORMAT)], text).into_response(),
@@ -104,10 +105,10 @@ pub fn render(registry: &Registry) -> Response {
     }
 }
 
-/// Counts connections that a port did not let in, by `reason`, each of which there is from the start.
+/// Registers a counter of refused connections by `reason`; all series exist from the start.
 ///
 /// # Errors
-/// The name is taken in `registry`.
+/// The name is already registered.
 pub fn refused_connections(
     registry: &Registry,
     reasons: impl IntoIterator<Item = &'static str>,

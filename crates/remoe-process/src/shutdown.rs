@@ -1,9 +1,11 @@
+//! Graceful shutdown on signals.
+
 use rustix::process::{Signal, getpid, kill_process};
 use std::io;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio_util::sync::CancellationToken;
 
-/// A token that is cancelled by the first SIGTERM or SIGINT. The second one ends the process at once.
+/// Returns a token that the first SIGTERM or SIGINT cancels. The second signal kills the process.
 ///
 /// # Errors
 /// The signal handlers cannot be installed.
@@ -24,8 +26,8 @@ pub fn shutdown_on_signal() -> io::Result<CancellationToken> {
         trigger.cancel();
         let signal = next().await;
         tracing::warn!(signal, "stopping immediately");
-        // Exiting would wait for whatever the process's libraries do at exit beside busy threads. The
-        // first process of a container cannot kill itself; it exits.
+        // A normal exit would wait for exit handlers of libraries, beside busy threads. The first process of a
+        // container cannot kill itself, so it exits.
         let _still_here = kill_process(getpid(), Signal::KILL);
         #[expect(clippy::disallowed_methods, reason = "nothing may delay the end")]
         std::process::exit(1);

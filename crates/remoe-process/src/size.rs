@@ -1,7 +1,8 @@
+//! Parses sizes in bytes.
+
 use std::ops::RangeInclusive;
 
-/// Units of sizes with their bytes: decimal ones as disks and prices state them, binary ones as memory
-/// comes.
+/// Units of sizes with their bytes: decimal ones, as for disks and prices, and binary ones, as for memory.
 const UNITS: [(&str, u64); 9] = [
     ("B", 1),
     ("kB", 1000),
@@ -14,32 +15,32 @@ const UNITS: [(&str, u64); 9] = [
     ("TiB", 1 << 40),
 ];
 
-/// A text that is no size, or one that is not allowed where it stands.
+/// Invalid size.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum SizeError {
-    /// It has another form.
+    /// Invalid form.
     #[error("expected a size such as 500MB, 2GiB or plain bytes")]
     Form,
-    /// It has another unit.
+    /// Unknown unit.
     #[error("expected the unit kB, MB, GB, TB (powers of 1000) or KiB, MiB, GiB, TiB (powers of 1024)")]
     Unit,
-    /// It does not fit where it stands.
+    /// Out of range.
     #[error("expected {least} to {most} bytes")]
     Range {
-        /// The least that does.
+        /// Minimum.
         least: u64,
-        /// The most that does.
+        /// Maximum.
         most: u64,
     },
 }
 
-const BEYOND: SizeError = SizeError::Range { least: 0, most: u64::MAX };
+const OUT_OF_RANGE: SizeError = SizeError::Range { least: 0, most: u64::MAX };
 
-/// Bytes that `text` names: `500MB`, `1.5GiB`, `2 kB` or plain bytes. Units are read in any case; a part
-/// of a byte is left out.
+/// Parses a size such as `500MB`, `1.5GiB`, `2 kB` or plain bytes. Units are case-insensitive; fractions of a byte
+/// are dropped.
 ///
 /// # Errors
-/// Another form, an unknown unit, or more than 64 bits hold.
+/// The form or unit is invalid, or the size exceeds 64 bits.
 pub fn parse_size(text: &str) -> Result<u64, SizeError> {
     let text = text.trim();
     let end = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());
@@ -58,27 +59,27 @@ pub fn parse_size(text: &str) -> Result<u64, SizeError> {
     };
     let (whole, fraction) = number.split_once('.').unwrap_or((number, "0"));
     let is_plain = unit.is_empty() || factor == 1;
-    // Beyond 18 digits a fraction says nothing; half a byte is none.
+    // More than 18 fractional digits are meaningless, and so are fractions of a byte.
     if whole.is_empty() || fraction.is_empty() || fraction.len() > 18 || (is_plain && number.contains('.')) {
         return Err(SizeError::Form);
     }
-    let whole: u128 = whole.parse().map_err(|_| BEYOND)?;
+    let whole: u128 = whole.parse().map_err(|_| OUT_OF_RANGE)?;
     let part: u128 = fraction.parse().map_err(|_| SizeError::Form)?;
     let factor = u128::from(factor);
     let bytes = whole
         .checked_mul(factor)
         .and_then(|bytes| bytes.checked_add(part * factor / 10_u128.pow(fraction.len() as u32)));
-    bytes.and_then(|bytes| u64::try_from(bytes).ok()).ok_or(BEYOND)
+    bytes.and_then(|bytes| u64::try_from(bytes).ok()).ok_or(OUT_OF_RANGE)
 }
 
-/// A parser of command lines for sizes within `range`, in bytes.
+/// Returns an argument parser for sizes within `range`, in bytes.
 pub fn sizes<T: TryFrom<u64>>(
     range: RangeInclusive<u64>,
 ) -> impl Fn(&str) -> Result<T, SizeError> + Clone + Send + Sync + 'static {
     move |text| {
-        let wrong = || SizeError::Range { least: *range.start(), most: *range.end() };
-        let bytes = Some(parse_size(text)?).filter(|bytes| range.contains(bytes)).ok_or_else(wrong)?;
-        T::try_from(bytes).map_err(|_| wrong())
+        let out_of_range = || SizeError::Range { least: *range.start(), most: *range.end() };
+        let bytes = Some(parse_size(text)?).filter(|bytes| range.contains(bytes)).ok_or_else(out_of_range)?;
+        T::try_from(bytes).map_err(|_| out_of_range())
     }
 }
 
@@ -98,7 +99,7 @@ mod tests {
         fn units_multiply(whole in 0..1_u64 << 24, thousandths in 0..1000_u128, unit in 1..UNITS.len()) {
             let (name, factor) = UNITS[unit];
             let expected = u128::from(whole) * u128::from(factor) + thousandths * u128::from(factor) / 1000;
-            let expected = u64::try_from(expected).map_err(|_| BEYOND);
+            let expected = u64::try_from(expected).map_err(|_| OUT_OF_RANGE);
             prop_assert_eq!(parse_size(&format!("{whole}.{thousandths:03}{name}")), expected);
             prop_assert_eq!(parse_size(&format!("{whole}.{thousandths:03} {}", name.to_lowercase())), expected);
         }
@@ -138,7 +139,7 @@ mod tests {
             assert_eq!(parse_size(text), Err(SizeError::Unit), "{text}");
         }
         for text in ["18446744073709551616", "99999999TB", "99999999999999999999999999999999999999999"] {
-            assert_eq!(parse_size(text), Err(BEYOND), "{text}");
+            assert_eq!(parse_size(text), Err(OUT_OF_RANGE), "{text}");
         }
     }
 

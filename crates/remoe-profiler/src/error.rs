@@ -1,3 +1,5 @@
+//! Errors of a measurement.
+
 use remoe_proto::ServiceError;
 use remoe_rollout::{CgroupError, Ending, LaunchError};
 use std::time::Duration;
@@ -5,19 +7,19 @@ use std::time::Duration;
 /// Failure of a measurement.
 #[derive(Debug, thiserror::Error)]
 pub enum ProfileError {
-    /// The model has nothing to measure.
+    /// The model has no routed experts.
     #[error("cannot profile family {family}: no routed experts")]
     NoExperts {
         /// Family of the model.
         family: String,
     },
-    /// The gate was ended, or the measurement cancelled.
+    /// The gate was shut, or the measurement was cancelled.
     #[error("interrupted")]
     Interrupted,
     /// A function cannot be started.
     #[error(transparent)]
     Launch(#[from] LaunchError),
-    /// The vCPUs of a function cannot be changed.
+    /// The CPU limit of a function cannot be changed.
     #[error(transparent)]
     Limit(#[from] CgroupError),
     /// A function ended while it started.
@@ -25,10 +27,10 @@ pub enum ProfileError {
     Ended {
         /// Name of the function.
         name: String,
-        /// End of its process.
+        /// Exit of its process.
         ending: Ending,
     },
-    /// A function ended without a trace.
+    /// A function ended and its exit is unknown.
     #[error("cannot reach {name}: it ended")]
     Gone {
         /// Name of the function.
@@ -42,10 +44,10 @@ pub enum ProfileError {
     Late {
         /// Kind of the function.
         function: &'static str,
-        /// Limit of the call.
+        /// Timeout of the call.
         within: Duration,
     },
-    /// The grid has no point for a function.
+    /// The grid has no vCPUs for a function.
     #[error("cannot measure the {function}: no vCPUs to measure with")]
     NoVcpus {
         /// Kind of the function.
@@ -60,20 +62,20 @@ pub enum ProfileError {
         /// Cause.
         why: String,
     },
-    /// A stream of tokens ended before its answer did.
+    /// A stream of tokens ended early.
     #[error("cannot read the answer: the stream ended early")]
     Cut,
-    /// A prompt was not computed whole.
+    /// Part of a prompt came from the prefix cache.
     #[error(
         "prefix cache hit: only {computed} of {tokens} tokens were computed, so the prefill time is invalid"
     )]
     Cached {
-        /// Positions that were computed.
+        /// Computed positions.
         computed: u64,
         /// Positions of the prompt.
         tokens: u64,
     },
-    /// The thread of the measurement ended.
+    /// The measuring thread panicked or was cancelled.
     #[error("cannot measure: {0}")]
     Thread(#[from] tokio::task::JoinError),
 }

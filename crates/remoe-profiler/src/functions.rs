@@ -1,4 +1,4 @@
-//! Function processes under measurement: started one at a time, their vCPUs changed while they run.
+//! Function processes under measurement. Their CPU limits change while they run.
 
 use crate::Reporter;
 use crate::error::ProfileError;
@@ -17,34 +17,34 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tokio::runtime::Handle;
 
-/// A function that does not listen after this long never will.
-const START_LIMIT: Duration = Duration::from_secs(600);
+/// Timeout for a function to listen.
+const START_TIMEOUT: Duration = Duration::from_secs(600);
 
-/// Starts functions for measurements. Its methods block: call them from a thread of their own.
+/// Starter of functions for measurements. Its methods block, so they need their own thread.
 pub(crate) struct Functions {
     runtime: Handle,
     launcher: ProcessLauncher,
     reporter: Arc<dyn Reporter>,
-    /// Quotas limit vCPUs; otherwise only numbers of threads do.
+    /// Set if CPU quotas limit vCPUs; otherwise only numbers of threads do.
     pub(crate) quotas: bool,
-    /// Memory that a function may take: the machine's.
+    /// Memory limit of a function: the machine's memory.
     memory_bytes: u64,
-    /// When measurements may run.
+    /// Gate of the measurements.
     pub(crate) gate: Arc<Gate>,
 }
 
-/// A function that listens.
+/// Listening function.
 pub(crate) struct ListeningFunction<'f> {
     functions: &'f Functions,
     id: FunctionId,
     pub(crate) grpc: SocketAddr,
     pid: Option<u32>,
-    /// From the order to the announcement.
+    /// Time from its start to its announcement.
     pub(crate) start: Duration,
 }
 
 impl Functions {
-    /// With control groups where they are permitted; says so where they are not.
+    /// Creates the starter, with control groups if permitted; otherwise reports that they are not.
     pub(crate) fn new(
         programs: Programs,
         reporter: &Arc<dyn Reporter>,
@@ -53,7 +53,7 @@ impl Functions {
     ) -> Result<Self, ProfileError> {
         let log = reporter.clone();
         let launcher =
-            ProcessLauncher::new(programs, START_LIMIT, Arc::new(move |line: LogLine<'_>| log.log(line)))?;
+            ProcessLauncher::new(programs, START_TIMEOUT, Arc::new(move |line: LogLine<'_>| log.log(line)))?;
         let cgroups = Cgroups::find();
         if let Err(error) = &cgroups {
             reporter.line(&format!("cannot set CPU quotas ({error}); using threads as vCPUs"));
@@ -73,8 +73,8 @@ impl Functions {
         })
     }
 
-    /// Says `what` to the user who asked for the profile.
-    pub(crate) fn tell(&self, what: &str) {
+    /// Reports `what` to the user.
+    pub(crate) fn report(&self, what: &str) {
         self.reporter.line(what);
     }
 
@@ -96,24 +96,24 @@ impl Functions {
                 .quotas
                 .then(|| ResourceLimits { cpu_millis: millis(vcpus), memory_bytes: self.memory_bytes }),
         };
-        let (started, held_up) = (Instant::now(), self.gate.held_up());
+        let (started, total_pause) = (Instant::now(), self.gate.total_pause());
         let found = self.runtime.block_on(async {
             let id = self.launcher.start(&spec).await?;
             let mut known = None;
             loop {
                 let list = self.launcher.list().await;
                 let Some(observed) = list.into_iter().find(|observed| observed.id == id) else {
-                    known.into_iter().for_each(|pid| self.gate.ending(pid));
+                    known.into_iter().for_each(|pid| self.gate.unregister(pid));
                     return Err(ProfileError::Gone { name: spec.name });
                 };
                 if let Some(pid) = observed.pid.filter(|_| known.is_none()) {
                     known = Some(pid);
-                    self.gate.started(pid);
+                    self.gate.register(pid);
                 }
                 match observed.phase {
                     FunctionPhase::Listening { grpc, .. } => return Ok((id, grpc, observed.pid)),
                     FunctionPhase::Ended(ending) => {
-                        known.into_iter().for_each(|pid| self.gate.ending(pid));
+                        known.into_iter().for_each(|pid| self.gate.unregister(pid));
                         self.launcher.stop(&id, Duration::ZERO).await;
                         return Err(ProfileError::Ended { name: spec.name, ending });
                     }
@@ -122,35 +122,35 @@ impl Functions {
             }
         });
         let (id, grpc, pid) = found?;
-        let start = started.elapsed().saturating_sub(self.gate.held_up() - held_up);
+        let start = started.elapsed().saturating_sub(self.gate.total_pause() - total_pause);
         Ok(ListeningFunction { functions: self, id, grpc, pid, start })
     }
 }
 
 impl ListeningFunction<'_> {
-    /// Limits it to `vcpus` from now on; without quotas it keeps what its threads use.
+    /// Sets its CPU limit to `vcpus`; without quotas this has no effect.
     pub(crate) fn limit(&self, vcpus: f64) -> Result<(), ProfileError> {
         let limited = self.functions.launcher.limit_cpu(&self.id, millis(vcpus));
         limited.map(|_limited| ()).map_err(ProfileError::from)
     }
 
-    /// Asks a remote function to describe itself.
+    /// Returns the description of a remote function.
     pub(crate) fn describe_remote(&self) -> Result<FunctionDescription, ProfileError> {
         let described = async {
             let mut client = ExpertFunctionClient::new(control::channel(self.grpc)?);
-            let answer = tokio::time::timeout(START_LIMIT, client.describe(DescribeRequest {})).await;
-            let late = |_elapsed| ProfileError::Late { function: "remote function", within: START_LIMIT };
+            let answer = tokio::time::timeout(START_TIMEOUT, client.describe(DescribeRequest {})).await;
+            let late = |_elapsed| ProfileError::Late { function: "remote function", within: START_TIMEOUT };
             Ok(answer.map_err(late)??.into_inner())
         };
         self.functions.runtime.block_on(described)
     }
 
-    /// Returns the CPU time of its threads so far.
+    /// Returns the CPU time of its threads so far in seconds.
     pub(crate) fn cpu_seconds(&self) -> Option<f64> {
         crate::machine::cpu_seconds(self.pid?)
     }
 
-    /// The most memory that it had resident so far, in bytes.
+    /// Returns its peak resident memory in bytes.
     pub(crate) fn peak_bytes(&self) -> Option<f64> {
         crate::machine::peak_bytes(self.pid?)
     }
@@ -158,12 +158,12 @@ impl ListeningFunction<'_> {
 
 impl Drop for ListeningFunction<'_> {
     fn drop(&mut self) {
-        self.pid.into_iter().for_each(|pid| self.functions.gate.ending(pid));
+        self.pid.into_iter().for_each(|pid| self.functions.gate.unregister(pid));
         self.functions.runtime.block_on(self.functions.launcher.stop(&self.id, Duration::ZERO));
     }
 }
 
 fn millis(vcpus: f64) -> u64 {
-    // Small and positive.
+    // `vcpus` is small and positive.
     (vcpus * 1000.0).round() as u64
 }

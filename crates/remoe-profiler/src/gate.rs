@@ -1,12 +1,12 @@
-//! When measurements may run. While the gate is closed the measured functions are stopped, and what they were measuring
-//! is measured again.
+//! Gate that pauses measurements. While it is closed, the measured functions are stopped, and disturbed measurements
+//! are repeated.
 
 use crate::error::ProfileError;
 use rustix::process::{Pid, Signal, kill_process_group};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-/// Lets measurements run, or holds them up.
+/// Gate that lets measurements run or pauses them.
 #[derive(Debug)]
 pub struct Gate {
     state: Mutex<GateState>,
@@ -15,36 +15,36 @@ pub struct Gate {
 
 #[derive(Debug)]
 struct GateState {
-    /// Start of the present pause; none while it is open.
+    /// Start of the current pause; absent while open.
     closed_since: Option<Instant>,
-    /// How long it was closed before that.
+    /// Total duration of earlier pauses.
     closed_before: Duration,
-    /// How often it was closed so far.
-    closings: u64,
-    /// Measured functions, leaders of process groups of their own.
+    /// Number of pauses so far.
+    pauses: u64,
+    /// Process groups of measured functions, by their leaders.
     functions: Vec<Pid>,
-    /// Nothing is measured any more.
+    /// Set when measurements have ended for good.
     ended: bool,
-    /// Results so far, and those that a closing spoiled.
+    /// Counts of valid and disturbed measurements.
     counts: MeasurementCounts,
 }
 
-/// Measurements behind a gate.
+/// Counts of measurements.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct MeasurementCounts {
-    /// Number that were not disturbed.
+    /// Number of valid measurements.
     pub done: u64,
-    /// Number that were disturbed, and are repeated.
+    /// Number of disturbed measurements, which are repeated.
     pub disturbed: u64,
 }
 
 impl Gate {
-    /// One that is open, or closed until [`Self::open`].
+    /// Creates a gate that is open, or closed until [`Self::open`].
     pub fn new(open: bool) -> Arc<Self> {
         let state = GateState {
             closed_since: (!open).then(Instant::now),
             closed_before: Duration::ZERO,
-            closings: 0,
+            pauses: 0,
             functions: Vec::new(),
             ended: false,
             counts: MeasurementCounts::default(),
@@ -52,7 +52,7 @@ impl Gate {
         Arc::new(Self { state: Mutex::new(state), changed: Condvar::new() })
     }
 
-    /// Lets measurements go on.
+    /// Resumes measurements.
     pub fn open(&self) {
         let mut state = self.state();
         if let Some(since) = state.closed_since.take() {
@@ -62,38 +62,38 @@ impl Gate {
         }
     }
 
-    /// Stops the measured functions, whatever they compute.
+    /// Pauses measurements by stopping the measured functions.
     pub fn close(&self) {
         let mut state = self.state();
         if state.closed_since.is_none() {
             state.closed_since = Some(Instant::now());
-            state.closings += 1;
+            state.pauses += 1;
             state.signal(Signal::STOP);
         }
     }
 
-    /// Ends the measured functions; measurements fail from now on.
+    /// Kills the measured functions; all further measurements fail.
     pub fn end(&self) {
         let mut state = self.state();
         state.ended = true;
-        state.closings += 1;
+        state.pauses += 1;
         state.signal(Signal::KILL);
         self.changed.notify_all();
     }
 
-    /// Returns how long the gate has been closed so far, all together: in that time functions did not get on.
-    pub(crate) fn held_up(&self) -> Duration {
+    /// Returns the total time for which the gate was closed. Functions made no progress in that time.
+    pub(crate) fn total_pause(&self) -> Duration {
         let state = self.state();
         state.closed_before + state.closed_since.map_or(Duration::ZERO, |since| since.elapsed())
     }
 
-    /// Returns how many measurements there were so far.
+    /// Returns the counts of measurements so far.
     pub fn counts(&self) -> MeasurementCounts {
         self.state().counts
     }
 
-    /// Takes note of a measured function that has been started.
-    pub(crate) fn started(&self, pid: u32) {
+    /// Registers a started function.
+    pub(crate) fn register(&self, pid: u32) {
         let Some(pid) = Pid::from_raw(pid.cast_signed()) else { return };
         let mut state = self.state();
         state.functions.push(pid);
@@ -103,15 +103,15 @@ impl Gate {
         }
     }
 
-    /// Takes note that a function is ended by its launcher.
-    pub(crate) fn ending(&self, pid: u32) {
+    /// Unregisters a function that its launcher ends.
+    pub(crate) fn unregister(&self, pid: u32) {
         self.state().functions.retain(|known| known.as_raw_nonzero().get() != pid.cast_signed());
     }
 
-    /// Returns the first result of `measure` that was not disturbed, while the gate is open.
+    /// Repeats `measure` while the gate is open until one result is undisturbed, and returns it.
     ///
     /// # Errors
-    /// `measure` fails: a function that was stopped may have lost its connections. Or nothing is measured any more.
+    /// `measure` fails, since a stopped function may have lost its connections; or measurements have ended.
     pub(crate) fn undisturbed<T>(
         &self,
         mut measure: impl FnMut() -> Result<T, ProfileError>,
@@ -120,7 +120,7 @@ impl Gate {
             let before = self.enter()?;
             let measured = measure()?;
             let mut state = self.state();
-            if state.closings == before {
+            if state.pauses == before {
                 state.counts.done += 1;
                 return Ok(measured);
             }
@@ -128,34 +128,34 @@ impl Gate {
         }
     }
 
-    /// Returns the result of `measure`, which starts functions of its own: again where it failed after a disturbance.
+    /// Returns the result of `measure`, which starts its own functions. Repeats it if it failed after a disturbance.
     ///
     /// # Errors
-    /// `measure` fails without a disturbance, or nothing is measured any more.
-    pub(crate) fn piece<T>(
+    /// `measure` fails without a disturbance, or measurements have ended.
+    pub(crate) fn retry_if_disturbed<T>(
         &self,
         mut measure: impl FnMut() -> Result<T, ProfileError>,
     ) -> Result<T, ProfileError> {
         loop {
             let before = self.enter()?;
             match measure() {
-                Err(_) if self.state().closings != before => self.state().counts.disturbed += 1,
+                Err(_) if self.state().pauses != before => self.state().counts.disturbed += 1,
                 result => return result,
             }
         }
     }
 
-    /// Waits until the gate is open; returns how often it has been closed.
+    /// Waits until the gate is open. Returns the number of pauses so far.
     fn enter(&self) -> Result<u64, ProfileError> {
         let mut state = self.state();
         while state.closed_since.is_some() && !state.ended {
             state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
         }
-        if state.ended { Err(ProfileError::Interrupted) } else { Ok(state.closings) }
+        if state.ended { Err(ProfileError::Interrupted) } else { Ok(state.pauses) }
     }
 
     fn state(&self) -> MutexGuard<'_, GateState> {
-        // Every change is a few assignments that cannot panic.
+        // Every change is a few assignments that cannot panic, so the state is consistent.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -163,7 +163,7 @@ impl Gate {
 impl GateState {
     fn signal(&self, signal: Signal) {
         for pid in &self.functions {
-            // The only failure is that it has ended meanwhile.
+            // It can only fail if the process has ended meanwhile.
             let _gone = kill_process_group(*pid, signal);
         }
     }
@@ -201,9 +201,9 @@ mod tests {
             }
             if rounds.get() == 1 { Err(ProfileError::Gone { name: "lost".to_owned() }) } else { Ok(()) }
         };
-        assert!(gate.piece(|| failing(true)).is_ok());
+        assert!(gate.retry_if_disturbed(|| failing(true)).is_ok());
         rounds.set(0);
-        assert!(gate.piece(|| failing(false)).is_err());
+        assert!(gate.retry_if_disturbed(|| failing(false)).is_err());
     }
 
     #[test]

@@ -1,34 +1,35 @@
-//! Where a profile is measured: vCPUs and token counts, and the tables over them.
+//! Grid of measured points: vCPUs and token counts, and the tables over them.
 
 use remoe_hardware::STEP_ROWS;
 use remoe_planner::CpuProfile;
 
-/// Sizes of functions usually differ by so many vCPUs.
-const PART: f64 = 0.1;
-/// Tokens of context that take longer to attend to than measurements vary.
-const LONG_PROMPT: usize = 2048;
-/// Room for what is decoded behind a prompt.
-const ANSWER: usize = 64;
+/// Usual step between sizes of functions, in vCPUs.
+const VCPU_STEP: f64 = 0.1;
+/// Context in tokens whose attention time exceeds the noise of measurements.
+const LONG_PROMPT_TOKENS: usize = 2048;
+/// Token positions reserved for decoding after a prompt.
+const RESERVED_TOKENS: usize = 64;
 
 /// vCPUs and token counts of a profile.
 pub(crate) struct Grid {
-    /// CPUs that a function can use.
+    /// CPU cores available to a function.
     pub(crate) cores: u32,
     /// vCPUs, ascending.
     vcpus: Vec<f64>,
-    /// Tokens of one expert, ascending from 1.
+    /// Tokens per expert, ascending from 1.
     pub(crate) tokens: Vec<f64>,
-    /// Requests that decode in the same step, ascending, more than one and fewer than the tokens of any prompt.
+    /// Batch sizes of decode steps, ascending; more than one, and fewer than the tokens of any prompt.
     pub(crate) rows: Vec<usize>,
-    /// Tokens of prompts, ascending.
+    /// Prompt lengths in tokens, ascending.
     pub(crate) prompts: Vec<usize>,
-    /// Tokens of the prompt behind which a decode step shows what context costs: at least the longest of those.
+    /// Length in tokens of the prompt after which decode steps show the cost of context; at least the longest of
+    /// `prompts`.
     pub(crate) long_prompt: usize,
 }
 
 impl Grid {
-    /// The points on a machine with `cores`; fewer of them with `quick`. No prompt is longer than
-    /// `context` tokens.
+    /// Creates the grid for a machine with `cores`; a coarser one with `quick`. No prompt is longer than `context`
+    /// tokens.
     pub(crate) fn new(cores: u32, quick: bool, context: usize) -> Self {
         let below: &[f64] = if quick { &[0.25] } else { &[0.1, 0.2, 0.4, 0.7] };
         let mut vcpus = below.to_vec();
@@ -42,7 +43,7 @@ impl Grid {
             if quick { &[1.0, 2.0, 16.0, 128.0] } else { &[1.0, 2.0, 4.0, 16.0, 64.0, 256.0] };
         let rows: &[usize] = if quick { &[4, STEP_ROWS] } else { &[2, 4, STEP_ROWS] };
         let prompts: &[usize] = if quick { &[32, 256] } else { &[16, 64, 256, 512] };
-        let fitting = prompts.iter().copied().filter(|tokens| tokens + ANSWER <= context);
+        let fitting = prompts.iter().copied().filter(|tokens| tokens + RESERVED_TOKENS <= context);
         let mut prompts: Vec<usize> = fitting.collect();
         if prompts.is_empty() {
             prompts.push((context / 2).max(2));
@@ -50,16 +51,16 @@ impl Grid {
         let shortest = prompts.iter().copied().min().unwrap_or(1);
         let rows = rows.iter().copied().filter(|rows| *rows < shortest).collect();
         let longest = prompts.iter().copied().max().unwrap_or(1);
-        let long_prompt = LONG_PROMPT.min(context.saturating_sub(ANSWER)).max(longest);
+        let long_prompt = LONG_PROMPT_TOKENS.min(context.saturating_sub(RESERVED_TOKENS)).max(longest);
         Self { cores, vcpus, tokens: tokens.to_vec(), rows, prompts, long_prompt }
     }
 
-    /// The most threads of a function.
+    /// Returns the maximum number of threads of a function.
     pub(crate) fn threads(&self) -> usize {
         self.cores as usize
     }
 
-    /// The vCPUs that are measured with each number of threads, with those below one or without.
+    /// Returns the measured vCPUs for each number of threads; those below one only if `below_one` is set.
     pub(crate) fn by_threads(&self, below_one: bool) -> Vec<(usize, Vec<f64>)> {
         let mut groups: Vec<(usize, Vec<f64>)> = Vec::new();
         for &vcpus in self.vcpus.iter().filter(|vcpus| below_one || **vcpus >= 1.0) {
@@ -72,23 +73,23 @@ impl Grid {
         groups
     }
 
-    /// A table of `columns`, one per measured number of vCPUs. Where none below one was measured, those are the columns
-    /// of one, stretched by the missing share.
+    /// Builds a table of `columns`, one per measured number of vCPUs. Without measurements below one vCPU, those
+    /// columns are the one for one vCPU, divided by the vCPUs.
     pub(crate) fn table(&self, tokens: Vec<f64>, columns: &[Vec<f64>], below_one: bool) -> CpuProfile {
-        let missing = self.vcpus.len() - columns.len();
-        let stretched = self.vcpus[..missing].iter().map(|vcpus| {
+        let unmeasured = self.vcpus.len() - columns.len();
+        let scaled = self.vcpus[..unmeasured].iter().map(|vcpus| {
             let one = columns.first().map_or(&[][..], Vec::as_slice);
             one.iter().map(|seconds| seconds / vcpus).collect::<Vec<f64>>()
         });
-        debug_assert!(!below_one || missing == 0, "every number of vCPUs is measured");
-        let measured = stretched.chain(columns.iter().cloned()).zip(&self.vcpus);
+        debug_assert!(!below_one || unmeasured == 0, "every number of vCPUs is measured");
+        let measured = scaled.chain(columns.iter().cloned()).zip(&self.vcpus);
         let mut vcpus: Vec<f64> = Vec::new();
         let mut columns: Vec<Vec<f64>> = Vec::new();
         for (column, &at) in measured {
-            // A function has a thread for each whole vCPU: a part of another one saves nothing.
+            // A function has one thread per whole vCPU: a fraction of another one gains nothing.
             if let Some(last) = columns.last().filter(|_| at > 1.0) {
                 columns.push(last.clone());
-                vcpus.push(at - PART);
+                vcpus.push(at - VCPU_STEP);
             }
             columns.push(column);
             vcpus.push(at);
@@ -98,7 +99,7 @@ impl Grid {
     }
 }
 
-/// The middle of some figures; 0 of none.
+/// Returns the median; 0 if there are no values.
 pub(crate) fn median(mut values: Vec<f64>) -> f64 {
     values.sort_by(f64::total_cmp);
     let middle = values.len() / 2;
@@ -139,7 +140,7 @@ mod tests {
         assert_eq!(Grid::new(2, true, 40).long_prompt, 20);
         assert_eq!(Grid::new(2, true, 128).prompts, [32]);
         assert_eq!(Grid::new(2, true, 40).prompts, [20]);
-        // No prompt is as short as a step has requests: one table has both.
+        // Every prompt is longer than any batch, since one table holds both.
         assert_eq!(Grid::new(2, true, 4096).rows, [4, 8]);
         assert_eq!(Grid::new(2, true, 10).rows, [4]);
     }

@@ -1,13 +1,13 @@
-//! Measurement of the hardware profile of this machine for a model.
+//! Measures the hardware profile of this machine for a model.
 
 mod error;
 mod functions;
 mod gate;
 mod grid;
-mod in_use;
-mod lines;
+mod line_fit;
 pub mod machine;
 mod main_function;
+mod measured_main;
 mod remote;
 
 pub use error::ProfileError;
@@ -29,48 +29,48 @@ use std::ffi::OsString;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// How long a function works before anything counts, at least: at first weights are where they have never been read, and instruction paths take turns in them.
-const WARMING: Duration = Duration::from_millis(300);
-/// Share of the CPU time that other programs may take before figures are not trusted.
-const DISTURBED: f64 = 0.1;
-/// Bytes that a main function under measurement takes beside its weights, with remote experts beside those.
-const BESIDE_WEIGHTS: u64 = 500 << 20;
+/// Minimum warm-up of a function: first uses touch cold memory, and instruction paths are tried in turn.
+const MIN_WARM_UP: Duration = Duration::from_millis(300);
+/// Share of CPU time used by other programs above which figures are not trusted.
+const MAX_DISTURBANCE: f64 = 0.1;
+/// Bytes of a measured main function in addition to its weights, with remote experts beside it.
+const ADDITIONAL_BYTES: u64 = 500 << 20;
 
-/// Name of the CPUs as a device.
-const CPU: &str = "cpu";
+/// Device name of the CPUs.
+const CPU_DEVICE: &str = "cpu";
 
 /// Request for a measurement.
 pub struct ProfileRequest {
-    /// The model as every function is told.
+    /// Model arguments of every function.
     pub source: ModelArgs,
-    /// Facts of the model, with experts and dense weights as functions keep them.
+    /// Facts of the model, with the in-memory dtypes of experts and dense weights.
     pub inspection: Inspection,
     /// Compute dtype.
     pub dtype: String,
     /// Device of the main function: `cpu`, `cuda` or `cuda:INDEX`.
     pub device: String,
-    /// Model name of its GPU, where that is known.
+    /// Model name of its GPU, if known.
     pub gpu: Option<String>,
-    /// Origin of the times on the device, if that is not the CPUs.
+    /// Origin of the times on the device, if it is not the CPUs.
     pub on_device: OnDevice,
-    /// Fewer points are measured, in a third of the time.
+    /// Set to measure fewer points, in a third of the time.
     pub quick: bool,
-    /// Remote function to which the network is measured, if it is another one than those on this machine.
+    /// Address of a remote function on another machine for measuring the network; absent for loopback.
     pub address: Option<String>,
-    /// Functions that are measured with less than one vCPU.
+    /// Roles to measure with less than one vCPU.
     pub below_one: BelowOne,
 }
 
 /// Times of everything but routed experts on a device other than the CPUs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum OnDevice {
-    /// Measured: the device has room for one more main function.
+    /// Measured: the device has memory for one more main function.
     Measure,
-    /// Assumed: the device belongs to a main function that serves, or is not there.
+    /// Assumed: a serving main function occupies the device, or there is none.
     Assume,
 }
 
-/// Functions that plans may give less than one vCPU.
+/// Roles that plans may give less than one vCPU.
 #[derive(Debug, Clone, Copy)]
 pub struct BelowOne {
     /// Main functions.
@@ -80,35 +80,38 @@ pub struct BelowOne {
 }
 
 impl BelowOne {
-    /// Returns the roles that plans for `problem` with this use of remote experts may give less than one vCPU.
+    /// Returns the roles that plans for `problem` with this mode of remote experts may give less than one vCPU.
     pub fn of(problem: &Problem, remote: Remote) -> Self {
-        let Specs { main, remote: apart, main_vcpus, remote_vcpus } = problem.specs;
+        let Specs { main, remote: remote_sizes, main_vcpus, remote_vcpus } = problem.specs;
         let below = |bytes: SizeRange, vcpus: Option<VcpuRange>| {
             vcpus.map_or(bytes.min_bytes / problem.pricing.vcpu_bytes(), |vcpus| vcpus.min) < 1.0
         };
-        Self { main: below(main, main_vcpus), remote: remote != Remote::Never && below(apart, remote_vcpus) }
+        Self {
+            main: below(main, main_vcpus),
+            remote: remote != Remote::Never && below(remote_sizes, remote_vcpus),
+        }
     }
 }
 
-/// Receiver of what a measurement does.
+/// Receiver of a measurement's progress.
 pub trait Reporter: Send + Sync {
     /// Announces the number of steps.
     fn expect(&self, steps: usize);
 
-    /// Begins the next step.
+    /// Reports the begin of the next step.
     fn doing(&self, what: String);
 
-    /// Ends the last step.
+    /// Reports the end of the last step.
     fn clear(&self);
 
-    /// Reports something beside the steps.
+    /// Reports a note.
     fn line(&self, text: &str);
 
-    /// Takes a line that a function logged.
+    /// Receives a log line of a function.
     fn log(&self, line: LogLine<'_>);
 }
 
-/// Measures a profile on this machine with these `programs` while `gate` is open.
+/// Measures a profile on this machine with these `programs`, while `gate` is open.
 ///
 /// # Errors
 /// A function cannot be started or measured, or the gate was ended.
@@ -121,7 +124,7 @@ pub async fn measure(
     tokio::task::spawn_blocking(move || measure_blocking(&request, programs, gate, &reporter)).await?
 }
 
-/// Reasons to measure again, for people; none where a profile looks sound.
+/// Returns reasons to measure again, for users; none if the profile looks valid.
 pub fn doubts(profile: &Profile) -> Vec<String> {
     let busy = profile.disturbed.map(|share| {
         format!(
@@ -133,12 +136,12 @@ pub fn doubts(profile: &Profile) -> Vec<String> {
     busy.into_iter().chain(slower).collect()
 }
 
-/// Memory that measuring takes beside what runs, in bytes: a whole model, or copies of some of its experts.
+/// Returns the additional bytes of memory that a measurement needs: a whole model, or copies of some of its experts.
 pub fn memory_needed(inspection: &Inspection, dtype: &str) -> u64 {
     inspection
         .resident_total_bytes(dtype)
         .saturating_add(remote::COPIES_BYTES as u64)
-        .saturating_add(BESIDE_WEIGHTS)
+        .saturating_add(ADDITIONAL_BYTES)
 }
 
 fn measure_blocking(
@@ -163,29 +166,26 @@ fn measure_blocking(
         grid: &grid,
         below_one: *below_one,
     };
-    let measured_device = if *on_device == OnDevice::Measure { device.as_str() } else { CPU };
+    let measured_device = if *on_device == OnDevice::Measure { device.as_str() } else { CPU_DEVICE };
     reporter.expect(steps(&subject, measured_device, address.is_some()));
     let before = CpuTimes::now();
     let remote = RemoteSetup { subject: &subject, address: address.as_deref() }.measure(&step)?;
     let last = remote.expert_seconds.vcpus.len() - 1;
     let alone = remote.expert_seconds.seconds.iter().map(|row| row[last]).collect();
     let main = MainSetup { subject: &subject, device: measured_device, alone }.measure(&step)?;
-    let assumed = Profile::prior_on_gpu(inspection, dtype);
-    let is_assumed = main.device.is_none() && device != CPU;
-    let device_times = if is_assumed { assumed.device } else { main.device };
-    // Measured on the CPU, without CUDA.
-    let main_bytes =
-        if is_assumed { main.main_bytes.max(assumed.memory.main_bytes) } else { main.main_bytes };
+    let assumed = || Profile::prior_on_gpu(inspection, dtype).device;
+    let device_times = main.device.or_else(|| if device == CPU_DEVICE { None } else { assumed() });
     let others = before.zip(CpuTimes::now()).map(|(before, after)| after.others_since(&before));
     reporter.clear();
     let mut transport = remote.transport;
-    // What a call computes is known by itself, and sending is part of it; a difference of decode steps has all their noise.
+    // The CPU time of a call is measured separately and bounds the time of sending; a difference of decode steps has
+    // all their noise.
     let computed = Some(transport.main_cpu_seconds).filter(|seconds| *seconds > 0.0);
     transport.send_seconds = computed.map_or(main.call.send, |most| main.call.send.min(most));
     if address.is_none() {
-        // As the main function sees a call: it sleeps and wakes, and drives its connections itself.
+        // The main function's view of a call includes its wake-up and driving its connections.
         let per_expert = remote.expert_seconds.seconds.first().map_or(0.0, |row| row[0]);
-        let rows = (1 + inspection.top_k) as f64 * subject.resident(inspection.token_bytes);
+        let rows = (1 + inspection.top_k) as f64 * subject.resident_bytes(inspection.token_bytes);
         let known = inspection.top_k as f64 * per_expert + rows / transport.bytes_per_second;
         transport.invoke_seconds = (main.call.wait - known).max(0.0);
     }
@@ -204,7 +204,7 @@ fn measure_blocking(
         },
         model: ModelId::of(inspection, dtype),
         kernels: Kernels { numerics_class: remote.numerics_class, instruction_path: remote.instruction_path },
-        // 1 GB comes with one vCPU.
+        // One vCPU per 1 GB.
         fit: Fit::of(&remote.expert_seconds.vcpus, &one_token),
         expert_seconds: main.expert_seconds,
         remote_expert_seconds: Some(remote.expert_seconds),
@@ -215,21 +215,21 @@ fn measure_blocking(
         transport,
         contention: remote.contention,
         starts: Starts { main: main.start, remote: remote.start },
-        memory: Memory { main_bytes, function_bytes: remote.function_bytes.max(0.0) },
-        disturbed: others.filter(|share| *share > DISTURBED),
+        memory: Memory { main_bytes: main.main_bytes, function_bytes: remote.function_bytes.max(0.0) },
+        disturbed: others.filter(|share| *share > MAX_DISTURBANCE),
     })
 }
 
-/// How many steps [`RemoteSetup::measure`] and [`MainSetup::measure`] announce together.
+/// Returns the number of steps that [`RemoteSetup::measure`] and [`MainSetup::measure`] report together.
 fn steps(subject: &ProfiledModel<'_>, device: &str, elsewhere: bool) -> usize {
-    // Each function starts and is then measured with every size.
+    // Each function starts and is then measured at every size.
     let of_role = |role: Role| {
         let groups = subject.grid.by_threads(subject.below_one(role));
         groups.len() + groups.iter().map(|(_, vcpus)| vcpus.len()).sum::<usize>()
     };
-    let own_device = if device == CPU { 0 } else { 2 };
-    // The overhead of a call and the way, another one where it was named, several functions at the same time, start
-    // times; remote calls of the main function.
+    let own_device = if device == CPU_DEVICE { 0 } else { 2 };
+    // Overhead of a call, network (and a second one if an address is given), concurrent functions, start times, and
+    // remote calls of the main function.
     of_role(Role::Remote) + of_role(Role::Main) + 2 + usize::from(elsewhere) + 2 + 1 + own_device
 }
 
@@ -244,7 +244,7 @@ struct ProfiledModel<'a> {
 }
 
 impl ProfiledModel<'_> {
-    /// Returns true if functions of this role are measured with less than one vCPU.
+    /// Returns whether functions of this role are measured with less than one vCPU.
     fn below_one(&self, role: Role) -> bool {
         self.functions.quotas
             && match role {
@@ -253,27 +253,27 @@ impl ProfiledModel<'_> {
             }
     }
 
-    /// Returns what lets its measurements run.
+    /// Returns the gate of the measurements.
     fn gate(&self) -> &Gate {
         &self.functions.gate
     }
 
-    /// Bytes of all weights as they are resident.
-    fn weights(&self) -> f64 {
+    /// Returns the resident bytes of all weights.
+    fn weight_bytes(&self) -> f64 {
         self.inspection.resident_total_bytes(self.dtype) as f64
     }
 
-    /// `bytes` at rest as they are resident in the compute dtype.
-    fn resident(&self, bytes: u64) -> f64 {
+    /// Converts stored `bytes` to resident bytes in the compute dtype.
+    fn resident_bytes(&self, bytes: u64) -> f64 {
         self.inspection.resident_bytes(bytes, self.dtype) as f64
     }
 
-    /// Bytes of so many experts, as they are resident.
+    /// Returns the resident bytes of `count` experts.
     fn resident_experts(&self, count: usize) -> f64 {
         count as f64 * self.inspection.resident_expert_bytes(self.dtype) as f64
     }
 
-    /// Arguments of all functions that name the types to compute in. The main function also takes [`Self::dense`].
+    /// Returns the dtype arguments of all functions. The main function also needs [`Self::dense_precision`].
     fn precision(&self) -> Vec<OsString> {
         let mut arguments = vec!["--dtype".into(), self.dtype.into()];
         if let Some(experts) = self.inspection.experts_dtype {
@@ -282,9 +282,9 @@ impl ProfiledModel<'_> {
         arguments
     }
 
-    /// Further arguments of a main function.
-    fn dense(&self) -> [OsString; 2] {
-        let kept = self.inspection.dense_dtype.map_or(self.dtype, |quantised| quantised.name());
-        ["--dense-dtype".into(), kept.into()]
+    /// Returns the additional dtype arguments of a main function.
+    fn dense_precision(&self) -> [OsString; 2] {
+        let dense_dtype = self.inspection.dense_dtype.map_or(self.dtype, |quantised| quantised.name());
+        ["--dense-dtype".into(), dense_dtype.into()]
     }
 }

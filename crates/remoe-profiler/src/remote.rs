@@ -1,12 +1,11 @@
-//! Experts in a remote function: their time over tokens and vCPUs, the way there and back, start and
-//! memory.
+//! Measures remote functions: time of experts over tokens and vCPUs, network, start and memory.
 
 use crate::error::ProfileError;
 use crate::functions::ListeningFunction;
 use crate::gate::Gate;
 use crate::grid::median;
 use crate::machine::own_cpu_seconds;
-use crate::{ProfiledModel, WARMING};
+use crate::{MIN_WARM_UP, ProfiledModel};
 use remoe_hardware::{Start, Transport};
 use remoe_planner::{Contention, CpuProfile};
 use remoe_process::Role;
@@ -14,29 +13,29 @@ use remoe_proto::v1::{FunctionDescription, LayerExperts, Work};
 use remoe_proto::{ForwardClient, MAX_PAYLOAD, PollSettings, format_listing};
 use std::time::{Duration, Instant};
 
-/// Experts under measurement, in bytes at least where the model has them: beyond any cache, as in use.
+/// Minimum bytes of measured experts, if the model has them: larger than any cache, as in use.
 const HOSTED_BYTES: u64 = 256 << 20;
-/// Experts that one message asks for.
-const ASKED: usize = 4;
-/// A function rests before a call, as between the tokens of a sequence ..
-const REST: Duration = Duration::from_millis(5);
-/// .. and below one vCPU so long that its quota is whole: more than a period.
-const LONG_REST: Duration = Duration::from_millis(110);
+/// Experts per message.
+const EXPERTS_PER_CALL: usize = 4;
+/// Pause before a call, as between the tokens of a sequence.
+const PAUSE: Duration = Duration::from_millis(5);
+/// Pause below one vCPU: longer than a quota period, so that the quota is full.
+const QUOTA_PAUSE: Duration = Duration::from_millis(110);
 /// Calls per point of the table.
-const CALLS: usize = 7;
-/// Calls behind a figure of the transport.
-const EXCHANGES: usize = 40;
-/// Functions that compute at the same time, at most: each has a copy of the experts under measurement.
-const BESIDE: u32 = 8;
-/// Bytes of all those copies beyond the weights of the model.
+const CALLS_PER_POINT: usize = 7;
+/// Calls per figure of the transport.
+const TRANSPORT_CALLS: usize = 40;
+/// Maximum number of concurrent functions; each has a copy of the measured experts.
+const MAX_CONCURRENT_FUNCTIONS: u32 = 8;
+/// Maximum bytes of all these copies beyond the model's weights.
 pub(crate) const COPIES_BYTES: f64 = 1e9;
-/// Calls of each of them, and of one alone, one behind the other ..
-const CALLS_BESIDE: usize = 8;
-/// .. in turn so many times, as far as time allows.
-const ROUNDS_BESIDE: usize = 5;
-const BESIDE_LIMIT: Duration = Duration::from_secs(10);
+/// Back-to-back calls of each concurrent function, and of a single one.
+const CONCURRENT_CALLS: usize = 8;
+/// Rounds that alternate between both, within the time limit.
+const CONCURRENT_ROUNDS: usize = 5;
+const CONCURRENT_TIME_LIMIT: Duration = Duration::from_secs(10);
 
-/// Figures of a remote function.
+/// Measured figures of remote functions.
 pub(crate) struct RemoteFigures {
     pub(crate) expert_seconds: CpuProfile,
     pub(crate) transport: Transport,
@@ -47,27 +46,27 @@ pub(crate) struct RemoteFigures {
     pub(crate) numerics_class: String,
 }
 
-/// Times of a function with some number of threads.
-struct OfThreads {
-    /// Seconds of an expert with each number of vCPUs.
+/// Times of a function with one number of threads.
+struct ThreadFigures {
+    /// Seconds of an expert for each number of vCPUs.
     columns: Vec<Vec<f64>>,
     function_bytes: f64,
     description: FunctionDescription,
-    /// With one thread only.
+    /// Only measured with one thread.
     cpu: Option<CallCpu>,
-    /// With all threads only.
+    /// Only measured with all threads.
     transport: Option<Transport>,
 }
 
 /// Setup of the measurement of remote functions.
 pub(crate) struct RemoteSetup<'a> {
     pub(crate) subject: &'a ProfiledModel<'a>,
-    /// A function elsewhere over which the transport is measured; loopback otherwise.
+    /// Address of a function on another machine for measuring the transport; absent for loopback.
     pub(crate) address: Option<&'a str>,
 }
 
 impl RemoteSetup<'_> {
-    /// Measures everything. `step` is told what is being measured.
+    /// Measures everything. `step` receives a description of each step.
     pub(crate) fn measure(&self, step: &dyn Fn(String)) -> Result<RemoteFigures, ProfileError> {
         let hosted = self.hosted();
         let mut columns: Vec<Vec<f64>> = Vec::new();
@@ -75,15 +74,16 @@ impl RemoteSetup<'_> {
         let mut transport = None;
         let mut description = None;
         let mut cpu = CallCpu::default();
-        // A function's threads are fixed when it starts, its quota is not.
+        // Threads are fixed at the start of a function, unlike its quota.
         let below_one = self.subject.below_one(Role::Remote);
         for (threads, vcpus) in self.subject.grid.by_threads(below_one) {
-            let of_threads = self.gate().piece(|| self.with_threads(&hosted, threads, &vcpus, step))?;
-            columns.extend(of_threads.columns);
-            function_bytes = f64::max(function_bytes, of_threads.function_bytes);
-            description = Some(of_threads.description);
-            cpu = of_threads.cpu.unwrap_or(cpu);
-            transport = of_threads.transport.or(transport);
+            let figures =
+                self.gate().retry_if_disturbed(|| self.with_threads(&hosted, threads, &vcpus, step))?;
+            columns.extend(figures.columns);
+            function_bytes = f64::max(function_bytes, figures.function_bytes);
+            description = Some(figures.description);
+            cpu = figures.cpu.unwrap_or(cpu);
+            transport = figures.transport.or(transport);
         }
         if let Some(address) = self.address {
             step(format!("network to {address}"));
@@ -93,11 +93,12 @@ impl RemoteSetup<'_> {
         let tokens = self.subject.grid.tokens.clone();
         let expert_seconds = self.subject.grid.table(tokens, &columns, below_one);
         let transport = transport.ok_or_else(|| ProfileError::NoTransport)?;
-        // Plans do without it, and a machine that cannot hold so many functions is no reason to do without all the rest.
-        let contention = self.gate().piece(|| self.contention(&hosted, step)).unwrap_or_else(|error| {
-            self.subject.functions.tell(&format!("cannot measure concurrent functions: {error}"));
-            None
-        });
+        // Plans do not require it, so a machine that cannot hold as many functions still gets a profile.
+        let contention =
+            self.gate().retry_if_disturbed(|| self.contention(&hosted, step)).unwrap_or_else(|error| {
+                self.subject.functions.report(&format!("cannot measure concurrent functions: {error}"));
+                None
+            });
         Ok(RemoteFigures {
             expert_seconds,
             transport: Transport {
@@ -106,7 +107,7 @@ impl RemoteSetup<'_> {
                 ..transport
             },
             contention,
-            start: self.gate().piece(|| self.start_times(&hosted, step))?,
+            start: self.gate().retry_if_disturbed(|| self.start_times(&hosted, step))?,
             function_bytes,
             instruction_path: described.instruction_path,
             numerics_class: described.numerics_class,
@@ -117,20 +118,20 @@ impl RemoteSetup<'_> {
         &self.subject.functions.gate
     }
 
-    /// Measures a function of so many threads with each of `vcpus`.
+    /// Measures a function with this number of threads and each of `vcpus`.
     fn with_threads(
         &self,
         hosted: &[LayerExperts],
         threads: usize,
         vcpus: &[f64],
         step: &dyn Fn(String),
-    ) -> Result<OfThreads, ProfileError> {
+    ) -> Result<ThreadFigures, ProfileError> {
         step(format!("starting a remote function: threads {threads}"));
         let function = self.start(hosted, threads)?;
         let mut client = ProbeClient::open(&function.grpc.to_string(), hosted, self)?;
         let began = Instant::now();
         let mut calls = 0;
-        while calls < client.calls_for_all() || began.elapsed() < WARMING {
+        while calls < client.calls_for_all() || began.elapsed() < MIN_WARM_UP {
             self.gate().undisturbed(|| client.ask(1, PollSettings::ENGINE))?;
             calls += 1;
         }
@@ -138,35 +139,36 @@ impl RemoteSetup<'_> {
         for &vcpus in vcpus {
             function.limit(vcpus)?;
             step(format!("one expert: vCPUs {vcpus}, threads {threads}"));
-            let rest = if self.subject.functions.quotas && vcpus < 1.0 { LONG_REST } else { REST };
+            let rest = if self.subject.functions.quotas && vcpus < 1.0 { QUOTA_PAUSE } else { PAUSE };
             columns.push(client.column(&self.subject.grid.tokens, rest)?);
         }
         let peak = function.peak_bytes().unwrap_or(0.0);
-        // The largest message and its answer are the planner's to count.
-        let rows = self.subject.grid.tokens.last().copied().unwrap_or(1.0) * (1 + ASKED) as f64;
-        let messages = rows * self.subject.resident(self.subject.inspection.token_bytes);
+        // The planner counts the largest message and its answer separately.
+        let rows = self.subject.grid.tokens.last().copied().unwrap_or(1.0) * (1 + EXPERTS_PER_CALL) as f64;
+        let messages = rows * self.subject.resident_bytes(self.subject.inspection.token_bytes);
         let function_bytes = peak - self.weights(hosted) - messages;
         let description = function.describe_remote()?;
         function.limit(f64::from(self.subject.grid.cores))?;
         let cpu = (threads == 1).then(|| {
             step("overhead of a call".to_owned());
-            self.gate().undisturbed(|| client.computing_beside_experts(&function))
+            self.gate().undisturbed(|| client.call_cpu_seconds(&function))
         });
         let cpu = cpu.transpose()?;
         let transport = (threads == self.subject.grid.threads()).then(|| {
             step("network to a remote function".to_owned());
             client.transport("loopback")
         });
-        Ok(OfThreads { columns, function_bytes, description, cpu, transport: transport.transpose()? })
+        Ok(ThreadFigures { columns, function_bytes, description, cpu, transport: transport.transpose()? })
     }
 
-    /// The first MoE layers, as many as make up [`HOSTED_BYTES`].
+    /// Returns the experts of the first MoE layers, up to [`HOSTED_BYTES`].
     fn hosted(&self) -> Vec<LayerExperts> {
         let facts = self.subject.inspection;
         let expert_bytes = facts.resident_expert_bytes(self.subject.dtype).max(1);
         let layer_bytes = (expert_bytes * facts.experts as u64).max(1);
         let layers = usize::try_from(HOSTED_BYTES.div_ceil(layer_bytes)).unwrap_or(usize::MAX);
-        let experts = (HOSTED_BYTES / expert_bytes).max(2 * ASKED as u64).min(facts.experts as u64);
+        let experts =
+            (HOSTED_BYTES / expert_bytes).max(2 * EXPERTS_PER_CALL as u64).min(facts.experts as u64);
         let sets = facts.moe_layers.iter().take(layers);
         sets.map(|&layer| LayerExperts {
             layer: u32::try_from(layer).unwrap_or(u32::MAX),
@@ -180,8 +182,9 @@ impl RemoteSetup<'_> {
         self.subject.resident_experts(experts)
     }
 
-    /// How many times longer an expert takes while as many functions as there are cores, [`BESIDE`] at most, compute, each
-    /// with one vCPU. On one core none does beside another, and not where so many copies of `hosted` would be far more than the model.
+    /// Returns the slowdown of an expert while as many functions as cores compute, at most
+    /// [`MAX_CONCURRENT_FUNCTIONS`], each with one vCPU. Absent on one core, or if that many copies of `hosted` would
+    /// be far larger than the model.
     fn contention(
         &self,
         hosted: &[LayerExperts],
@@ -190,7 +193,7 @@ impl RemoteSetup<'_> {
         step("concurrent remote functions".to_owned());
         let weights = self.subject.inspection.resident_total_bytes(self.subject.dtype) as f64;
         let room = (weights + COPIES_BYTES) / self.weights(hosted).max(1.0);
-        let functions = self.subject.grid.cores.min(BESIDE).min(room as u32);
+        let functions = self.subject.grid.cores.min(MAX_CONCURRENT_FUNCTIONS).min(room as u32);
         if functions < 2 {
             return Ok(None);
         }
@@ -202,30 +205,30 @@ impl RemoteSetup<'_> {
         let mut clients = clients.collect::<Result<Vec<_>, _>>()?;
         let all = clients.first().map_or(0, ProbeClient::calls_for_all);
         let warming = Instant::now();
-        while warming.elapsed() < WARMING {
-            self.gate().undisturbed(|| together(&mut clients, 1, all))?;
+        while warming.elapsed() < MIN_WARM_UP {
+            self.gate().undisturbed(|| call_concurrently(&mut clients, 1, all))?;
         }
-        let mut slowed = |tokens: f64| -> Result<f64, ProfileError> {
-            let (mut alone, mut beside) = (Vec::new(), Vec::new());
+        let mut slowdown = |tokens: f64| -> Result<f64, ProfileError> {
+            let (mut alone, mut concurrent) = (Vec::new(), Vec::new());
             let began = Instant::now();
-            // In turn: memory is not as quick in one minute as in the next.
-            for round in 0..ROUNDS_BESIDE {
-                if round > 0 && began.elapsed() > BESIDE_LIMIT {
+            // Alternating rounds, since memory speed varies over time.
+            for round in 0..CONCURRENT_ROUNDS {
+                if round > 0 && began.elapsed() > CONCURRENT_TIME_LIMIT {
                     break;
                 }
                 let mut called = |count: usize| {
                     let called = &mut clients[..count];
-                    self.gate().undisturbed(|| together(called, tokens as usize, CALLS_BESIDE))
+                    self.gate().undisturbed(|| call_concurrently(called, tokens as usize, CONCURRENT_CALLS))
                 };
                 alone.extend(called(1)?);
-                beside.extend(called(functions as usize)?);
+                concurrent.extend(called(functions as usize)?);
             }
-            let times = median(beside) / median(alone);
+            let times = median(concurrent) / median(alone);
             Ok(if times.is_finite() { times.max(1.0) } else { 1.0 })
         };
         let tokens = &self.subject.grid.tokens;
         let of = |tokens: Option<&f64>| tokens.copied().unwrap_or(1.0);
-        let (step, prefill) = (slowed(of(tokens.first()))?, slowed(of(tokens.last()))?);
+        let (step, prefill) = (slowdown(of(tokens.first()))?, slowdown(of(tokens.last()))?);
         Ok(Some(Contention { functions, step, prefill }))
     }
 
@@ -233,7 +236,7 @@ impl RemoteSetup<'_> {
         start(self.subject, hosted, threads)
     }
 
-    /// Starts with one expert and with all of them: what grows with bytes, and what does not.
+    /// Measures start times with one expert and with all of them, to separate the part that grows with bytes.
     fn start_times(&self, hosted: &[LayerExperts], step: &dyn Fn(String)) -> Result<Start, ProfileError> {
         step("start times of a remote function".to_owned());
         let one = vec![LayerExperts { layer: hosted.first().map_or(0, |set| set.layer), experts: vec![0] }];
@@ -267,18 +270,22 @@ pub(crate) fn start<'f>(
         threads.to_string().into(),
         "--experts".into(),
         format_listing(hosted).into(),
-        // Planned functions have one layer each, and do not poll.
+        // Planned functions have one layer each, and do not busy-poll.
         "--poll-us".into(),
         "0".into(),
     ]);
     subject.functions.start(Role::Remote, arguments, f64::from(subject.grid.cores))
 }
 
-/// Has each of `clients` ask for `rows` rows so many times at the same time, one call right behind the other; seconds of an expert
-/// of each call but the first and the last, which others do not all compute beside.
-fn together(clients: &mut [ProbeClient<'_>], rows: usize, calls: usize) -> Result<Vec<f64>, ProfileError> {
-    let asking = |client: &mut ProbeClient<'_>| -> Result<Vec<f64>, ProfileError> {
-        // What is sent is written down before: only then do functions hardly rest.
+/// Sends `calls` back-to-back calls of `rows` rows from each of `clients` concurrently. Returns the seconds per
+/// expert of all calls except each first and last one, which do not overlap with all others.
+fn call_concurrently(
+    clients: &mut [ProbeClient<'_>],
+    rows: usize,
+    calls: usize,
+) -> Result<Vec<f64>, ProfileError> {
+    let call_sequence = |client: &mut ProbeClient<'_>| -> Result<Vec<f64>, ProfileError> {
+        // Messages are prepared in advance, so that functions hardly idle.
         let works: Vec<Work> = (0..calls).map(|_| client.work(rows)).collect();
         let mut seconds = Vec::with_capacity(calls);
         for work in works {
@@ -291,10 +298,10 @@ fn together(clients: &mut [ProbeClient<'_>], rows: usize, calls: usize) -> Resul
     let lost = |why: &str| ProfileError::Concurrent { why: why.to_owned() };
     let answers = std::thread::scope(|scope| {
         let begun = clients.iter_mut().map(|client| {
-            let asked = std::thread::Builder::new().spawn_scoped(scope, || asking(client));
+            let asked = std::thread::Builder::new().spawn_scoped(scope, || call_sequence(client));
             asked.map_err(|error| lost(&error.to_string()))
         });
-        // All begin before any is waited for, and all end before any answer counts.
+        // All threads start before any is joined, and all end before any result counts.
         let begun: Vec<_> = begun.collect();
         let ended = begun
             .into_iter()
@@ -304,14 +311,14 @@ fn together(clients: &mut [ProbeClient<'_>], rows: usize, calls: usize) -> Resul
     answers.into_iter().collect::<Result<Vec<_>, _>>().map(|answers| answers.concat())
 }
 
-/// CPU seconds of a call at both ends besides experts; 0 where the kernel does not count them.
+/// CPU seconds of a call without experts, at both ends; 0 if the kernel does not count them.
 #[derive(Default)]
 struct CallCpu {
     caller: f64,
     function: f64,
 }
 
-/// Asks a function for rows of its experts, other ones each time.
+/// Client that calls a function for different experts each time.
 struct ProbeClient<'a> {
     forward_client: ForwardClient,
     hosted: &'a [LayerExperts],
@@ -326,7 +333,7 @@ impl<'a> ProbeClient<'a> {
         hosted: &'a [LayerExperts],
         setup: &'a RemoteSetup<'_>,
     ) -> Result<Self, ProfileError> {
-        let row_bytes = setup.subject.resident(setup.subject.inspection.token_bytes);
+        let row_bytes = setup.subject.resident_bytes(setup.subject.inspection.token_bytes);
         Ok(Self {
             forward_client: ForwardClient::open(address, None)?,
             hosted,
@@ -336,13 +343,13 @@ impl<'a> ProbeClient<'a> {
         })
     }
 
-    /// Calls until every hosted expert has been asked.
+    /// Returns the number of calls that cover every hosted expert.
     fn calls_for_all(&self) -> usize {
-        self.hosted.iter().map(|set| set.experts.len().div_ceil(ASKED)).sum()
+        self.hosted.iter().map(|set| set.experts.len().div_ceil(EXPERTS_PER_CALL)).sum()
     }
 
-    /// Sends `rows` rows to the next few experts; seconds of the round trip and of the computation,
-    /// and how many experts there were.
+    /// Sends `rows` rows to the next experts. Returns the seconds of the round trip and of the computation, and the
+    /// number of experts.
     fn ask(&mut self, rows: usize, wait: PollSettings) -> Result<(f64, f64, usize), ProfileError> {
         let work = self.work(rows);
         self.send(work, wait)
@@ -357,10 +364,10 @@ impl<'a> ProbeClient<'a> {
 
     fn work(&mut self, rows: usize) -> Work {
         let set = &self.hosted[self.asked % self.hosted.len()];
-        let groups = set.experts.len().div_ceil(ASKED);
-        let first = (self.asked / self.hosted.len()) % groups * ASKED;
-        // A message and its answer are bounded.
-        let most = (MAX_PAYLOAD / (rows * self.row_bytes).max(1)).clamp(1, ASKED);
+        let groups = set.experts.len().div_ceil(EXPERTS_PER_CALL);
+        let first = (self.asked / self.hosted.len()) % groups * EXPERTS_PER_CALL;
+        // The size of a message and its answer is bounded.
+        let most = (MAX_PAYLOAD / (rows * self.row_bytes).max(1)).clamp(1, EXPERTS_PER_CALL);
         let experts: Vec<u32> = set.experts.iter().copied().skip(first).take(most).collect();
         self.asked += 1;
         Work {
@@ -368,7 +375,7 @@ impl<'a> ProbeClient<'a> {
             generation: 1,
             layer: set.layer,
             budget_us: 0,
-            // Small numbers of either sign in bfloat16 and in float32.
+            // Small positive and negative numbers in both bfloat16 and float32.
             rows: (0..rows * self.row_bytes / 2)
                 .flat_map(|i| {
                     (((i as u32).wrapping_mul(0x9e37_79b9) >> 16) as u16 & 0x81ff | 0x3c00).to_le_bytes()
@@ -380,13 +387,13 @@ impl<'a> ProbeClient<'a> {
         }
     }
 
-    /// Seconds of one expert for each number of tokens, called after a rest.
+    /// Measures the seconds of one expert for each number of tokens, with a pause before each call.
     fn column(&mut self, tokens: &[f64], rest: Duration) -> Result<Vec<f64>, ProfileError> {
         let mut column = Vec::with_capacity(tokens.len());
         for &tokens in tokens {
             let rows = tokens as usize;
-            let mut seconds = Vec::with_capacity(CALLS);
-            for _ in 0..CALLS {
+            let mut seconds = Vec::with_capacity(CALLS_PER_POINT);
+            for _ in 0..CALLS_PER_POINT {
                 let gate = self.gate;
                 let (_, compute, experts) = gate.undisturbed(|| {
                     std::thread::sleep(rest);
@@ -399,34 +406,31 @@ impl<'a> ProbeClient<'a> {
         Ok(column)
     }
 
-    /// Measures the CPU time of a call besides experts, with a caller that drives its connection as the engine does and, as one below
-    /// one vCPU, never polls.
-    fn computing_beside_experts(
-        &mut self,
-        function: &ListeningFunction<'_>,
-    ) -> Result<CallCpu, ProfileError> {
+    /// Measures the CPU time of a call without experts. The caller drives its connection like the engine, and never
+    /// busy-polls, like one below one vCPU.
+    fn call_cpu_seconds(&mut self, function: &ListeningFunction<'_>) -> Result<CallCpu, ProfileError> {
         let counters = || own_cpu_seconds().zip(function.cpu_seconds());
         let before = counters();
         let mut experts = 0.0;
-        for _ in 0..EXCHANGES {
-            std::thread::sleep(REST);
+        for _ in 0..TRANSPORT_CALLS {
+            std::thread::sleep(PAUSE);
             experts += self.ask(1, PollSettings::SLEEP)?.1;
         }
         let Some((before, after)) = before.zip(counters()) else { return Ok(CallCpu::default()) };
-        let calls = EXCHANGES as f64;
+        let calls = TRANSPORT_CALLS as f64;
         Ok(CallCpu {
             caller: (after.0 - before.0) / calls,
             function: (after.1 - before.1 - experts).max(0.0) / calls,
         })
     }
 
-    /// Measures the time of a call besides its computation: for one row, and per further byte.
+    /// Measures the time of a call without its computation: for one row, and per additional byte.
     fn transport(&mut self, over: &str) -> Result<Transport, ProfileError> {
-        let rows = (MAX_PAYLOAD / 2 / (self.row_bytes * ASKED)).max(2);
+        let rows = (MAX_PAYLOAD / 2 / (self.row_bytes * EXPERTS_PER_CALL)).max(2);
         let mut added = |rows: usize| -> Result<(f64, f64), ProfileError> {
-            let mut seconds = Vec::with_capacity(EXCHANGES);
+            let mut seconds = Vec::with_capacity(TRANSPORT_CALLS);
             let mut bytes = 0.0;
-            for _ in 0..EXCHANGES {
+            for _ in 0..TRANSPORT_CALLS {
                 let gate = self.gate;
                 let (round_trip, compute, experts) =
                     gate.undisturbed(|| self.ask(rows, PollSettings::ENGINE))?;
@@ -442,9 +446,9 @@ impl<'a> ProbeClient<'a> {
             over: over.to_owned(),
             bytes_per_second: rate.clamp(1.0, 1e12),
             invoke_seconds: (one - one_bytes / rate).max(0.0),
-            // Seen in the main function only.
+            // Measured in the main function.
             send_seconds: 0.0,
-            // Seen with a function of one thread only.
+            // Measured with a function of one thread.
             main_cpu_seconds: 0.0,
             function_cpu_seconds: 0.0,
         })

@@ -1,62 +1,62 @@
-//! Actions: what supervision does to functions.
+//! Actions of the supervisor on functions.
 
 use crate::launcher::{Ending, FunctionId};
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-/// A main function and the remote functions that it serves through.
+/// Route: a main function, and the remote functions that it calls.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Route {
-    /// The number of the placement.
+    /// Number of the placement.
     pub revision: u32,
-    /// The main function.
+    /// Main function.
     pub main: FunctionId,
-    /// The remote functions.
+    /// Remote functions.
     pub endpoints: BTreeSet<FunctionId>,
 }
 
-/// A step towards what is wanted.
+/// Action towards the desired state.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Action {
-    /// Start the function that fills the place.
+    /// Start the function of a slot.
     Start {
-        /// The place.
+        /// Name of the slot.
         name: String,
     },
     /// Stop a function.
     Stop {
-        /// The function.
+        /// Function.
         id: FunctionId,
-        /// The place that it fills.
+        /// Name of its slot.
         name: String,
-        /// How long it may drain; zero: end it.
+        /// Drain time; zero to end it at once.
         grace: Duration,
-        /// Reason of its removal; `None`: it works and is no longer wanted.
+        /// Fault for which it ends; `None` if it is merely unwanted.
         fault: Option<String>,
     },
     /// Acknowledge the end of a function.
     Forget {
-        /// The function.
+        /// Function.
         id: FunctionId,
-        /// The place that it filled.
+        /// Name of its slot.
         name: String,
-        /// How it ended.
+        /// Exit of the function.
         ending: Ending,
     },
-    /// Have the route's main function put a generation in force.
+    /// Push a generation to the route's main function.
     Route {
-        /// The number of the generation, larger than any before.
+        /// Number of the generation, higher than any before.
         generation: u64,
-        /// The main function and its remote functions.
+        /// Main function and its remote functions.
         route: Route,
     },
-    /// Nothing works and trying again will not help: the function refused to start.
+    /// Give up: the function refused to start, and a retry will not help.
     GiveUp {
-        /// The function; its end is acknowledged with this.
+        /// Function, whose end this acknowledges.
         id: FunctionId,
-        /// The place that it was to fill.
+        /// Name of its slot.
         name: String,
-        /// Exit and last words of the process.
+        /// Exit of the process, with its last log lines.
         ending: Ending,
     },
 }

@@ -1,10 +1,10 @@
-//! Progress of functions that start: weights may take as long as they take to arrive, but not stand still.
+//! Progress of starting functions: loading weights may take long, but must not stall.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 use tokio::time::Instant;
 
-/// The last progress of functions that read or fetch weights, as a watcher of them notes it.
+/// Last progress of functions that read or fetch weights.
 #[derive(Debug, Clone, Default)]
 pub struct Activity(Arc<Mutex<LastActivity>>);
 
@@ -15,38 +15,38 @@ struct LastActivity {
 }
 
 impl Activity {
-    /// Notes that more has arrived; `what` has in all, for people.
+    /// Notes progress; `what` describes the total so far, for users.
     pub fn moved(&self, what: String) {
-        *self.noted() = LastActivity { last: Some(Instant::now()), what };
+        *self.lock() = LastActivity { last: Some(Instant::now()), what };
     }
 
-    /// Notes `what` has arrived at first, for people, which is no progress.
+    /// Sets the initial description for users, which is no progress.
     pub fn begins(&self, what: String) {
-        self.noted().what = what;
+        self.lock().what = what;
     }
 
-    /// Returns what has arrived so far, for people; empty where nothing has.
+    /// Returns the description of the progress so far, for users; empty if there is none.
     #[must_use]
     pub fn what(&self) -> String {
-        self.noted().what.clone()
+        self.lock().what.clone()
     }
 
-    /// Returns when `silence` will have passed since the last progress, or since `started` where that was later.
+    /// Returns when `silence` will have passed since the last progress, or since `started` if that is later.
     #[must_use]
     pub fn deadline(&self, started: Instant, silence: Duration) -> Instant {
-        let last = self.noted().last.map_or(started, |last| last.max(started));
-        // Beyond the clock: practically never.
+        let last = self.lock().last.map_or(started, |last| last.max(started));
+        // Out of the clock's range: practically never.
         last.checked_add(silence).unwrap_or_else(|| last + Duration::from_secs(1 << 30))
     }
 
-    /// Tells if there was progress within so long.
+    /// Returns whether there was progress within the last `time`.
     #[must_use]
     pub fn moved_within(&self, time: Duration) -> bool {
-        self.noted().last.is_some_and(|last| last.elapsed() < time)
+        self.lock().last.is_some_and(|last| last.elapsed() < time)
     }
 
-    fn noted(&self) -> MutexGuard<'_, LastActivity> {
-        // Every change is a single assignment.
+    fn lock(&self) -> MutexGuard<'_, LastActivity> {
+        // Every change is a single assignment, so the value is consistent after a panic.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -61,7 +61,7 @@ mod tests {
         assert_eq!(activity.deadline(started, silence), started + silence);
         activity.moved("1 of 2 MB".to_owned());
         assert!(activity.deadline(started, silence) > started + silence);
-        // A function that starts after that has all of the time.
+        // A function that starts later has the full time.
         let later = started + Duration::from_secs(3600);
         assert_eq!(activity.deadline(later, silence), later + silence);
     }

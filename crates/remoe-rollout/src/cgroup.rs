@@ -1,7 +1,7 @@
-//! Control groups: limits on the memory and the CPU time of a process that the kernel enforces.
+//! Control groups: limits of memory and CPU time that the kernel enforces.
 //!
-//! Both versions are spoken. Groups are made below the one that this process is in, and only where
-//! the controllers `cpu` and `memory` can really be used: [`Cgroups::find`] tries it.
+//! Supports cgroup v1 and v2. Groups are created below the one of this process, and only if the controllers `cpu` and
+//! `memory` are really usable, which [`Cgroups::find`] tries.
 
 use std::fs;
 use std::io;
@@ -9,20 +9,20 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// The period of CPU quotas in microseconds: the usual one, which clusters have too. In a shorter one a
-/// process of several threads would lose time that one of its CPUs has been handed and does not use.
+/// Period of CPU quotas in microseconds: the default, as in clusters. With a shorter one, a process of several
+/// threads would lose time that one of its CPUs was allotted and does not use.
 const PERIOD_US: u64 = 100_000;
-/// The kernel accepts no smaller quota, in microseconds.
-const LEAST_QUOTA_US: u64 = 1_000;
-/// Groups are called after the process that made them, and numbered.
-const PREFIX: &str = "remoe-";
+/// Minimum quota in microseconds that the kernel accepts.
+const MIN_QUOTA_US: u64 = 1_000;
+/// Prefix of group names, followed by the id of the creating process and a number.
+const GROUP_PREFIX: &str = "remoe-";
 
 /// Resource limits of a function.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ResourceLimits {
     /// CPU limit in thousandths of a vCPU.
     pub cpu_millis: u64,
-    /// Memory limit in bytes; the kernel ends a process that needs more.
+    /// Memory limit in bytes; the kernel kills a process that exceeds it.
     pub memory_bytes: u64,
 }
 
@@ -34,8 +34,8 @@ impl ResourceLimits {
         Self { cpu_millis: u64::try_from(millis).unwrap_or(u64::MAX).max(1), memory_bytes }
     }
 
-    /// Threads for these vCPUs on this machine: whole vCPUs only, at least one. Threads wait for each
-    /// other by polling, and one more than there are vCPUs would use up the quota with that.
+    /// Returns the number of threads for these vCPUs on this machine: whole vCPUs only, at least one. Threads wait
+    /// for each other by busy polling; an additional one would use up the quota.
     #[must_use]
     pub fn threads(self) -> usize {
         let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
@@ -43,7 +43,7 @@ impl ResourceLimits {
     }
 }
 
-/// Why no group can be made.
+/// Failure to create or change a group.
 #[derive(Debug, thiserror::Error)]
 pub enum CgroupError {
     /// No hierarchy with a controller is mounted.
@@ -52,21 +52,21 @@ pub enum CgroupError {
     /// The kernel or the container refuses.
     #[error("cannot write {path}: {source}")]
     Refused {
-        /// File or folder that was to be written or made.
+        /// File or folder that could not be written.
         path: PathBuf,
         /// Cause.
         source: io::Error,
     },
 }
 
-/// Where groups can be made.
+/// Factory of groups.
 #[derive(Debug)]
 pub struct Cgroups {
     hierarchy: Hierarchy,
 }
 
-/// Groups that this process has made.
-static MADE: AtomicU64 = AtomicU64::new(0);
+/// Number of groups that this process has created.
+static CREATED: AtomicU64 = AtomicU64::new(0);
 
 #[derive(Debug)]
 enum Hierarchy {
@@ -76,8 +76,7 @@ enum Hierarchy {
     V2(PathBuf),
 }
 
-/// A group of processes under common limits. Its folders are removed when it is dropped, which works
-/// once its processes have ended.
+/// Group of processes under common limits. Dropping it removes its folders, if its processes have ended.
 #[derive(Debug)]
 pub struct Cgroup {
     cpu: PathBuf,
@@ -86,10 +85,10 @@ pub struct Cgroup {
 }
 
 impl Cgroups {
-    /// Finds where this process may make groups, by making one.
+    /// Finds where this process may create groups, by creating one.
     ///
     /// # Errors
-    /// There is no such place, with the reason.
+    /// Groups cannot be created, with the reason.
     pub fn find() -> Result<Arc<Self>, CgroupError> {
         let mounts = read("/proc/self/mountinfo")?;
         let membership = read("/proc/self/cgroup")?;
@@ -100,7 +99,7 @@ impl Cgroups {
         Ok(Arc::new(cgroups))
     }
 
-    /// `v1` or `v2`.
+    /// Returns `v1` or `v2`.
     #[must_use]
     pub fn version(&self) -> &'static str {
         match self.hierarchy {
@@ -109,13 +108,13 @@ impl Cgroups {
         }
     }
 
-    /// Makes an empty group with `limits`.
+    /// Creates an empty group with `limits`.
     ///
     /// # Errors
     /// The kernel refuses.
     pub fn group(&self, limits: ResourceLimits) -> Result<Cgroup, CgroupError> {
-        let number = MADE.fetch_add(1, Ordering::Relaxed);
-        let name = format!("{PREFIX}{}-{number}", std::process::id());
+        let number = CREATED.fetch_add(1, Ordering::Relaxed);
+        let name = format!("{GROUP_PREFIX}{}-{number}", std::process::id());
         let group = match &self.hierarchy {
             Hierarchy::V1 { cpu, memory } => {
                 Cgroup { cpu: cpu.join(&name), memory: memory.join(&name), unified: false }
@@ -137,10 +136,10 @@ impl Cgroups {
 }
 
 impl Cgroup {
-    /// Moves a process here.
+    /// Moves a process into the group.
     ///
     /// # Errors
-    /// It has ended, or the kernel refuses.
+    /// The process has ended, or the kernel refuses.
     pub fn add(&self, pid: u32) -> Result<(), CgroupError> {
         let pid = pid.to_string();
         write(&self.memory.join("cgroup.procs"), &pid)?;
@@ -152,7 +151,7 @@ impl Cgroup {
     /// # Errors
     /// The kernel refuses.
     pub fn limit_cpu(&self, millis: u64) -> Result<(), CgroupError> {
-        let quota = (millis * PERIOD_US / 1000).max(LEAST_QUOTA_US);
+        let quota = (millis * PERIOD_US / 1000).max(MIN_QUOTA_US);
         if self.unified {
             return write(&self.cpu.join("cpu.max"), &format!("{quota} {PERIOD_US}"));
         }
@@ -160,7 +159,7 @@ impl Cgroup {
         write(&self.cpu.join("cpu.cfs_quota_us"), &quota.to_string())
     }
 
-    /// Reports if the kernel ended a process because the group exceeded its memory limit.
+    /// Returns whether the kernel killed a process because the group exceeded its memory limit.
     #[must_use]
     pub fn ran_out_of_memory(&self) -> bool {
         let file = if self.unified { "memory.events" } else { "memory.oom_control" };
@@ -173,7 +172,7 @@ impl Cgroup {
 impl Drop for Cgroup {
     fn drop(&mut self) {
         for folder in [&self.cpu, &self.memory] {
-            // Already gone, or a process lives on: the next launcher removes it.
+            // It is gone already, or a process is still running; the next launcher removes the folder.
             let _left = fs::remove_dir(folder);
         }
     }
@@ -200,7 +199,7 @@ impl Hierarchy {
         Ok(Self::V2(folder))
     }
 
-    /// Groups of launchers that were killed.
+    /// Removes groups of launchers that were killed.
     fn remove_leftovers(&self) {
         let folders = match self {
             Self::V1 { cpu, memory } => vec![cpu, memory],
@@ -208,17 +207,17 @@ impl Hierarchy {
         };
         for entry in folders.into_iter().filter_map(|folder| fs::read_dir(folder).ok()).flatten().flatten() {
             let name = entry.file_name();
-            let launcher = name.to_str().and_then(|name| name.strip_prefix(PREFIX)?.split('-').next());
+            let launcher = name.to_str().and_then(|name| name.strip_prefix(GROUP_PREFIX)?.split('-').next());
             let gone = |pid: &str| !Path::new("/proc").join(pid).exists();
             if launcher.is_some_and(|pid| !pid.is_empty() && gone(pid)) {
-                // One with a process in it stays.
+                // A group with a running process stays.
                 let _busy = fs::remove_dir(entry.path());
             }
         }
     }
 }
 
-/// Fields of a line of mountinfo (proc(5)): mount point, type of the file system, its options.
+/// Parses a line of mountinfo (proc(5)): mount point, file system type, and its options.
 fn mount(line: &str) -> Option<(&str, &str, &str)> {
     let (before, after) = line.split_once(" - ")?;
     let mut after = after.split(' ');
@@ -237,8 +236,7 @@ fn unified_mount(mounts: &str) -> Option<PathBuf> {
     found.map(|(point, ..)| PathBuf::from(point))
 }
 
-/// The folder of this process's own group; the mount itself where that is not visible, as in
-/// containers.
+/// Returns the folder of this process's own group; the mount itself if that is not visible, as in containers.
 fn below(mount: &Path, membership: &str, controller: Option<&str>) -> PathBuf {
     let path = membership.lines().find_map(|line| {
         let mut fields = line.splitn(3, ':').skip(1);

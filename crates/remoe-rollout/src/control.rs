@@ -1,4 +1,4 @@
-//! Speaking to functions over gRPC.
+//! gRPC clients of functions.
 
 use prost::Message;
 use remoe_proto::identity::{Connector, Trust};
@@ -16,12 +16,12 @@ use tonic::client::Grpc;
 use tonic::codegen::http::uri::PathAndQuery;
 use tonic::transport::{Channel, Endpoint};
 
-/// A function and the identity that it must have.
+/// Address of a function, and the identity that it must have.
 #[derive(Debug, Clone)]
 pub struct Callee {
     /// Address of the function.
     pub address: SocketAddr,
-    /// Identity that it must have, and certificate that it is shown. Absent for any peer, without TLS.
+    /// Identity that it must have, and the certificate to present. Absent for any peer, without TLS.
     pub trust: Option<Trust>,
 }
 
@@ -33,18 +33,18 @@ impl From<SocketAddr> for Callee {
 
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// How long to wait before a function is asked for the same again.
-const ASKED_AGAIN: Duration = Duration::from_millis(5);
+/// Interval of polling a function.
+const POLL_INTERVAL: Duration = Duration::from_millis(5);
 
-/// A channel to a function. It connects when it is used, and again when the connection is lost.
+/// Returns a channel to a function, which connects lazily and reconnects.
 ///
 /// # Errors
-/// The address cannot be written as a URI.
+/// The address is no valid URI.
 pub fn channel(to: impl Into<Callee>) -> Result<Channel, ServiceError> {
     channel_of(to.into(), STREAM_WINDOW)
 }
 
-/// A [`channel`] over which at most `window` bytes are under way to this process.
+/// Returns a [`channel`] whose HTTP/2 receive window is `window` bytes.
 fn channel_of(to: Callee, window: u32) -> Result<Channel, ServiceError> {
     let Callee { address, trust } = to;
     let endpoint = Endpoint::from_shared(format!("http://{address}"))
@@ -56,16 +56,16 @@ fn channel_of(to: Callee, window: u32) -> Result<Channel, ServiceError> {
         .connect_with_connector_lazy(Connector::new(trust)))
 }
 
-/// A client of a main function, for inspections: it decodes answers of up to [`MAX_CONTROL_MESSAGE`].
+/// Returns a client of a main function for inspections. It decodes answers of up to [`MAX_CONTROL_MESSAGE`].
 ///
 /// # Errors
-/// The address cannot be written as a URI.
+/// The address is no valid URI.
 pub fn main_client(to: impl Into<Callee>) -> Result<MainModelClient<Channel>, ServiceError> {
     Ok(MainModelClient::new(channel(to)?).max_decoding_message_size(MAX_CONTROL_MESSAGE))
 }
 
-/// A client for `Describe` and `SetRouting`: it decodes answers of up to [`MAX_DESCRIPTION`] whose elements it has
-/// counted, because the main functions of an operator run images that others choose.
+/// Client for `Describe` and `SetRouting`. It decodes answers of up to [`MAX_DESCRIPTION`], and counts their elements
+/// before it decodes them, because the operator's tenants choose the images of main functions.
 pub(crate) struct DescribingClient(Grpc<Channel>);
 
 impl DescribingClient {
@@ -94,20 +94,20 @@ impl DescribingClient {
         method: &'static str,
     ) -> Result<U, ServiceError> {
         let closed = |error: tonic::transport::Error| Status::unavailable(error.to_string());
-        self.0.ready().await.map_err(|error| failed(closed(error)))?;
+        self.0.ready().await.map_err(|error| to_service_error(closed(error)))?;
         let (request, method) = (tonic::Request::new(request), PathAndQuery::from_static(method));
-        let answer = self.0.unary(request, method, LimitedCodec::default()).await;
-        Ok(answer.map_err(failed)?.into_inner())
+        let answer = self.0.unary(request, method, CountedCodec::default()).await;
+        Ok(answer.map_err(to_service_error)?.into_inner())
     }
 }
 
-/// Returns `status` as an error. One of this process itself, that an answer is too large, says what to do.
-fn failed(status: tonic::Status) -> ServiceError {
-    // Main functions answer neither call with this code.
+/// Converts `status` to an error. If the answer was too large, the error names a remedy.
+fn to_service_error(status: tonic::Status) -> ServiceError {
+    // Only the local codec uses this code; main functions do not.
     if status.code() != tonic::Code::OutOfRange {
         return status.into();
     }
-    // Asked again, it would be too large again.
+    // A retry would fail again.
     ServiceError::new(
         ErrorCode::InvalidArgument,
         format!(
@@ -118,12 +118,11 @@ fn failed(status: tonic::Status) -> ServiceError {
     )
 }
 
-/// Has the main function `to` put `routing` in force, within `deadline`. The answer names the
-/// generation that is in force then, which is another one's where it is later. A number that the main
-/// function is too far behind of is reached in steps of the same placement.
+/// Puts `routing` in force in the main function `to`, within `deadline`. The answer names the generation in force,
+/// which may be a later one. If the main function is too far behind, advances in several steps of the same placement.
 ///
 /// # Errors
-/// It refuses, cannot be reached, or takes too long.
+/// The main function refuses, cannot be reached, or takes too long.
 pub async fn set_routing(
     to: impl Into<Callee>,
     routing: Routing,
@@ -154,31 +153,31 @@ async fn advance(mut client: DescribingClient, routing: Routing) -> Result<Routi
     }
 }
 
-/// How many requests the main function `of` runs or keeps waiting, within `deadline`.
+/// Returns the number of running and queued requests of the main function `of`, within `deadline`.
 ///
 /// # Errors
-/// It cannot be reached, or takes too long.
+/// The main function cannot be reached, or takes too long.
 pub async fn requests_in_flight(of: impl Into<Callee>, deadline: Duration) -> Result<u32, ServiceError> {
     Ok(describe(of, deadline).await?.in_flight)
 }
 
-/// Returns the description of the main function `of` and of what it has in force, within `deadline`.
+/// Returns the description of the main function `of`, within `deadline`.
 ///
 /// # Errors
-/// It cannot be reached, or takes too long.
+/// The main function cannot be reached, or takes too long.
 pub async fn describe(of: impl Into<Callee>, deadline: Duration) -> Result<MainDescription, ServiceError> {
-    ask(of, DescribeMainRequest::default(), deadline).await
+    describe_with(of, DescribeMainRequest::default(), deadline).await
 }
 
-/// Returns once the main function `of` has read all of its local experts, and what comes after them, within `deadline`.
+/// Waits until the main function `of` has read all of its local experts and what follows them, within `deadline`.
 ///
 /// # Errors
-/// It cannot be reached, or takes too long.
+/// The main function cannot be reached, or takes too long.
 pub async fn all_experts_read(of: impl Into<Callee>, deadline: Duration) -> Result<(), ServiceError> {
     let of = of.into();
     let wait = async {
         while describe(of.clone(), deadline).await?.arriving > 0 {
-            tokio::time::sleep(ASKED_AGAIN).await;
+            tokio::time::sleep(POLL_INTERVAL).await;
         }
         Ok(())
     };
@@ -190,18 +189,18 @@ pub async fn all_experts_read(of: impl Into<Callee>, deadline: Duration) -> Resu
     })
 }
 
-/// As [`describe`], with how often remote experts were used.
+/// Returns the description with usage counts of remote experts, within `deadline`.
 ///
 /// # Errors
-/// It cannot be reached, or takes too long.
+/// The main function cannot be reached, or takes too long.
 pub async fn describe_uses(
     of: impl Into<Callee>,
     deadline: Duration,
 ) -> Result<MainDescription, ServiceError> {
-    ask(of, DescribeMainRequest { pairs: true }, deadline).await
+    describe_with(of, DescribeMainRequest { pairs: true }, deadline).await
 }
 
-async fn ask(
+async fn describe_with(
     of: impl Into<Callee>,
     request: DescribeMainRequest,
     deadline: Duration,

@@ -1,16 +1,16 @@
-//! The pure step for processes: builds their scene and translates its outcome into actions.
+//! Pure step for processes: builds its input and converts its outcome into actions.
 //!
-//! The caller is the parent of the processes: it sees an end at once, asks for health itself, remembers when it last
-//! started which function, and is the only one that decides.
+//! The caller is the parent of the processes: it notices exits at once, probes health itself, remembers the start of
+//! each function, and is the only decision maker.
 
 use crate::action::{Action, Route};
 use crate::launcher::{FunctionId, FunctionPhase, FunctionSpec, ObservedFunction};
 use crate::memory::RestartMemory;
-use crate::scene::{
+use crate::step::step;
+use crate::step_types::{
     self, EndAction, FollowedRouting, FunctionPurpose, HealthSource, InstanceState, MainReplacement, Policy,
     PushedRouting, Replacement, ReplicaGroup, ReplicaSlot, StepInput,
 };
-use crate::step::step;
 use crate::time::Time;
 use remoe_process::Role;
 use remoe_proto::v1::LayerExperts;
@@ -20,77 +20,76 @@ use std::time::Duration;
 /// Desired state of a deployment.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Desired {
-    /// Functions, each with a name of its own.
+    /// Functions with unique names.
     pub functions: Vec<FunctionSpec>,
-    /// Set if nothing is to run for now: the functions keep their places and start when this is false again. The caller
-    /// sets it only while no request is in flight.
+    /// Set if the deployment is scaled to zero. The functions keep their slots and start when this is false again.
+    /// The caller sets it only while no request is in flight.
     pub asleep: bool,
-    /// Places of remote functions that are not to run for now although the main function does. No route leads to them,
-    /// so the main function loads their experts itself.
+    /// Slots of remote functions that sleep although the main function runs. Nothing is routed to them, so the main
+    /// function loads their experts itself.
     pub resting: BTreeSet<String>,
-    /// Set once it is decided which experts are remote. Before that, functions start, and no generation is put in
-    /// force.
+    /// Set when the placement is known. Before that, functions start, but no generation is pushed.
     pub placed: bool,
-    /// Number of the placement. A placement that replaces another is put in force when all of its functions are ready;
-    /// until then the other one stays.
+    /// Number of the placement. A new placement is put in force when all of its functions are ready; until then the
+    /// old one stays.
     pub revision: u32,
-    /// Remote experts of each layer, as the main function is told.
+    /// Remote experts of each layer, for the routing.
     pub remote: Vec<LayerExperts>,
-    /// The plan behind `remote` with its problem, as JSON. Empty if the placement was not planned.
+    /// Account of the plan with its problem, as JSON. Empty if the placement was not planned.
     pub account: String,
-    /// Largest number of remote functions that start at the same time, in their order among `functions`. Absent for all
-    /// of them. After a sleep, a generation waits for the first ones, as many as this; the main function stands in for
-    /// the experts of the others until they are there.
+    /// Maximum number of remote functions that start at the same time, in the order of `functions`; absent for no
+    /// limit. After a sleep, a generation waits for this many; the main function computes the experts of the others
+    /// until they are ready.
     pub starts_at_once: Option<usize>,
-    /// Drain time of a function that is no longer wanted.
+    /// Drain time of an unwanted function.
     pub drain: Duration,
-    /// Bounds on waiting before a fault is assumed.
-    pub patience: RolloutTimeouts,
+    /// Timeouts after which a function counts as faulty.
+    pub timeouts: RolloutTimeouts,
 }
 
 impl Desired {
-    /// Reports if a function is to run at the place now.
-    fn wants(&self, place: &str) -> bool {
-        !self.asleep && self.functions.iter().any(|spec| spec.name == place && !self.rests(spec))
+    /// Returns whether a function must run in this slot now.
+    fn wants(&self, slot: &str) -> bool {
+        !self.asleep && self.functions.iter().any(|spec| spec.name == slot && !self.rests(spec))
     }
 
-    /// Reports if the function is to sleep beside a main function that runs. A main function never rests alone.
+    /// Returns whether the function sleeps while the main function runs. A main function never sleeps alone.
     pub(crate) fn rests(&self, spec: &FunctionSpec) -> bool {
         spec.role == Role::Remote && self.resting.contains(&spec.name)
     }
 }
 
-/// Bounds on waiting.
+/// Timeouts of a rollout.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RolloutTimeouts {
-    /// Longest time without an answer to a probe before a remote function is ended.
+    /// Timeout of probes of a remote function.
     pub remote_silence: Duration,
-    /// Longest time without an answer before a main function is ended; longer, because ending it costs requests.
+    /// Timeout of probes of a main function; longer, because ending it costs requests.
     pub main_silence: Duration,
-    /// Longest time for a function that answers to be unready before it is ended, and for a generation to come into
-    /// force before it counts as failed.
+    /// Longest time for which an answering function may be unready, and for which a generation may take to come into
+    /// force.
     pub ready: Duration,
 }
 
 impl RolloutTimeouts {
-    /// The usual bounds, with `ready` as given.
+    /// Returns the default timeouts, with the given `ready`.
     pub fn with_ready(ready: Duration) -> Self {
         Self { remote_silence: Duration::from_secs(12), main_silence: Duration::from_secs(15), ready }
     }
 }
 
-/// A function as its launcher and its probes see it.
+/// State of a function from its launcher and its probes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Instance {
     /// State that the launcher reports.
     pub observed: ObservedFunction,
     /// Time of its last answer to a probe, or of the start of listening.
     pub answered: Time,
-    /// Time since when it has not been ready. Absent if it is ready.
+    /// Time since which it is not ready. Absent if it is ready.
     pub unready_since: Option<Time>,
 }
 
-/// Returns the actions to take at `now`, in this order.
+/// Returns the actions to take at `now`, in order.
 pub fn decide(desired: &Desired, instances: &[Instance], memory: &RestartMemory, now: Time) -> Vec<Action> {
     let faults: Vec<Option<String>> = instances.iter().map(|it| fault(desired, it, memory, now)).collect();
     let listening = |(instance, fault): &(&Instance, &Option<String>)| {
@@ -100,31 +99,31 @@ pub fn decide(desired: &Desired, instances: &[Instance], memory: &RestartMemory,
             && fault.is_none()
             && desired.wants(name)
     };
-    // The main function that puts generations in force.
+    // The main function that receives generations.
     let main = instances.iter().zip(&faults).find(listening).map(|(main, _)| &main.observed.id);
     let in_force = memory.in_force().map(|(_, route)| route).filter(|route| main == Some(&route.main));
-    let is_out = |instance: &Instance, fault: &Option<String>| {
+    let has_ended = |instance: &Instance, fault: &Option<String>| {
         fault.is_some()
             || matches!(instance.observed.phase, FunctionPhase::Stopping | FunctionPhase::Ended(_))
     };
-    let mut first = if memory.settled() { at_once(desired) } else { usize::MAX };
-    let parts = desired.functions.iter().map(|spec| {
-        // The first generation waits for everything, the first after a sleep for all that start at the same time as the
-        // main function and have not failed.
+    let mut first = if memory.settled() { max_concurrent_starts(desired) } else { usize::MAX };
+    let groups = desired.functions.iter().map(|spec| {
+        // The first generation waits for all functions. The first one after a sleep waits for those that start
+        // together with the main function and have not failed.
         let is_first = spec.role == Role::Remote && !desired.rests(spec) && first > 0;
         first -= usize::from(is_first);
         let failed = instances
             .iter()
             .zip(&faults)
-            .any(|(it, fault)| it.observed.name == spec.name && is_out(it, fault));
-        let may_come = || !memory.settled() || memory.wakes(&spec.name, failed);
-        let place = || ReplicaSlot { name: spec.name.clone(), not_before: memory.not_before(&spec.name) };
+            .any(|(it, fault)| it.observed.name == spec.name && has_ended(it, fault));
+        let expected_after_sleep = || !memory.settled() || memory.wakes(&spec.name, failed);
+        let slot = || ReplicaSlot { name: spec.name.clone(), not_before: memory.not_before(&spec.name) };
         ReplicaGroup {
             role: spec.role,
             hosted: &spec.hosted,
-            places: if desired.rests(spec) { Vec::new() } else { vec![place()] },
+            slots: if desired.rests(spec) { Vec::new() } else { vec![slot()] },
             needed: usize::from(!desired.rests(spec)),
-            awaited: in_force.is_some() || (is_first && may_come()),
+            awaited: in_force.is_some() || (is_first && expected_after_sleep()),
             missed: true,
         }
     });
@@ -132,33 +131,33 @@ pub fn decide(desired: &Desired, instances: &[Instance], memory: &RestartMemory,
         let revision = desired.revision;
         main.map(|main| Route { revision, main: main.clone(), endpoints })
     };
-    let told = main.filter(|_| desired.placed && memory.may_push(now)).map(|_| PushedRouting {
+    let pushed = main.filter(|_| desired.placed && memory.may_push(now)).map(|_| PushedRouting {
         endpoints: in_force
             .filter(|route| route.revision == desired.revision)
             .map(|route| route.endpoints.clone()),
-        stands: true,
+        is_current: true,
         newest: memory.newest(),
     });
-    let is_left = |main: &FunctionId| {
+    let is_alive = |main: &FunctionId| {
         let left = instances.iter().filter(|it| !matches!(it.observed.phase, FunctionPhase::Ended(_)));
         left.map(|it| &it.observed.id).any(|id| id == main)
     };
     let outcome = step(&StepInput {
-        parts: parts.collect(),
+        groups: groups.collect(),
         instances: instances
             .iter()
             .zip(&faults)
-            .map(|(it, fault)| seen(it, fault.is_some(), memory, is_left))
+            .map(|(it, fault)| to_step_instance(it, fault.is_some(), memory, is_alive))
             .collect(),
-        told,
+        pushed,
         asleep: desired.asleep,
         policy: Policy {
             replacement: Replacement::InPlace,
-            sight: HealthSource::Own,
-            succession: MainReplacement::Surge,
+            health_source: HealthSource::OwnProbes,
+            main_replacement: MainReplacement::Surge,
             replacements: usize::MAX,
-            starts_at_once: at_once(desired),
-            // Who sleeps has nothing to drain, and may be woken before a drain would end.
+            starts_at_once: max_concurrent_starts(desired),
+            // A sleeping deployment has nothing to drain, and may wake before a drain would end.
             drain: Some(if desired.asleep { Duration::ZERO } else { desired.drain }),
             faulty_drain: Some(Duration::ZERO),
         },
@@ -166,7 +165,7 @@ pub fn decide(desired: &Desired, instances: &[Instance], memory: &RestartMemory,
     });
     let mut ends = outcome.ends;
     if desired.asleep {
-        // Main functions first: one that runs on would report remote functions that end before it.
+        // Main functions end first; otherwise they would report remote functions that end before them.
         let is_main =
             |at: usize| instances.get(at).is_some_and(|instance| instance.observed.role == Role::Main);
         ends.sort_by_key(|(at, _)| !is_main(*at));
@@ -185,73 +184,74 @@ pub fn decide(desired: &Desired, instances: &[Instance], memory: &RestartMemory,
             _ => return None,
         })
     });
-    let start =
-        |start: &scene::Start| Some(Action::Start { name: desired.functions.get(start.part)?.name.clone() });
+    let start = |start: &step_types::Start| {
+        Some(Action::Start { name: desired.functions.get(start.group)?.name.clone() })
+    };
     let starts = outcome.starts.iter().filter_map(start);
-    let told = outcome
-        .tell
-        .and_then(|tell| Some(Action::Route { generation: tell.number, route: route(tell.endpoints)? }));
-    ends.chain(starts).chain(told).collect()
+    let pushed = outcome
+        .push
+        .and_then(|push| Some(Action::Route { generation: push.number, route: route(push.endpoints)? }));
+    ends.chain(starts).chain(pushed).collect()
 }
 
-/// Remote functions that may start at the same time.
-fn at_once(desired: &Desired) -> usize {
+/// Returns the maximum number of remote functions that start at the same time.
+fn max_concurrent_starts(desired: &Desired) -> usize {
     desired.starts_at_once.map_or(usize::MAX, |most| most.max(1))
 }
 
-/// A function as the step sees it.
-fn seen<'a>(
+/// Converts a function to the input of the step.
+fn to_step_instance<'a>(
     instance: &'a Instance,
     is_faulty: bool,
     memory: &RestartMemory,
-    is_left: impl Fn(&FunctionId) -> bool,
-) -> scene::Instance<'a, FunctionId> {
+    is_alive: impl Fn(&FunctionId) -> bool,
+) -> step_types::Instance<'a, FunctionId> {
     let ObservedFunction { id, name, role, phase, .. } = &instance.observed;
-    let listens = matches!(phase, FunctionPhase::Listening { .. });
+    let is_listening = matches!(phase, FunctionPhase::Listening { .. });
     let state = match phase {
-        // Killed from outside is chance; an exit of its own would be repeated.
+        // A kill from outside is accidental; an exit by itself would be repeated.
         FunctionPhase::Ended(ending) => InstanceState::Ended {
             refused: (ending.code.is_some() || ending.cause.is_some()) && !memory.settled(),
         },
-        FunctionPhase::Stopping => InstanceState::Leaving,
+        FunctionPhase::Stopping => InstanceState::Terminating,
         FunctionPhase::Starting | FunctionPhase::Listening { .. } if is_faulty => {
             InstanceState::Faulty { presumed: false }
         }
         FunctionPhase::Starting | FunctionPhase::Listening { .. } => {
-            InstanceState::Sound { ready: listens && instance.unready_since.is_none(), hindered: false }
+            InstanceState::Healthy { ready: is_listening && instance.unready_since.is_none(), blocked: false }
         }
     };
-    let follows = memory.in_force().is_some_and(|(_, route)| route.main == *id);
-    let duty = match role {
+    let followed = memory.in_force().is_some_and(|(_, route)| route.main == *id);
+    let purpose = match role {
         Role::Main => FunctionPurpose::Main {
             current: true,
-            told: true,
-            follows: if follows { FollowedRouting::Told } else { FollowedRouting::Nothing },
+            pushed: true,
+            followed: if followed { FollowedRouting::Pushed } else { FollowedRouting::Nothing },
         },
         Role::Remote => {
-            FunctionPurpose::Remote { endpoint: Some(id.clone()), routed: memory.routes_to(id, is_left) }
+            FunctionPurpose::Remote { endpoint: Some(id.clone()), routed: memory.routes_to(id, is_alive) }
         }
     };
-    scene::Instance { place: name, incarnation: None, state, duty }
+    step_types::Instance { slot: name, incarnation: None, state, purpose }
 }
 
-/// Why a function that is wanted is to be ended, where it is.
+/// Returns the fault for which a wanted function must end, if any.
 fn fault(desired: &Desired, instance: &Instance, memory: &RestartMemory, now: Time) -> Option<String> {
-    let Desired { patience, .. } = desired;
+    let Desired { timeouts, .. } = desired;
     let ObservedFunction { id, name, phase, .. } = &instance.observed;
-    let listens = matches!(phase, FunctionPhase::Listening { .. });
-    // Its launcher bounds how long it may start, and the push of a generation has its own deadline.
-    if !listens || !desired.wants(name) || memory.pushes_to(id) {
+    let is_listening = matches!(phase, FunctionPhase::Listening { .. });
+    // The launcher bounds the time of its start, and the push of a generation has its own deadline.
+    if !is_listening || !desired.wants(name) || memory.pushes_to(id) {
         return None;
     }
-    let allowed = match instance.observed.role {
-        Role::Main => patience.main_silence,
-        Role::Remote => patience.remote_silence,
+    let timeout = match instance.observed.role {
+        Role::Main => timeouts.main_silence,
+        Role::Remote => timeouts.remote_silence,
     };
-    let silent = now.saturating_sub(instance.answered);
-    if silent > allowed {
-        return Some(format!("unresponsive for {:.1} s", silent.as_secs_f64()));
+    let silence = now.saturating_sub(instance.answered);
+    if silence > timeout {
+        return Some(format!("unresponsive for {:.1} s", silence.as_secs_f64()));
     }
     let unready = now.saturating_sub(instance.unready_since?);
-    (unready > patience.ready).then(|| format!("not ready for {:.1} s", unready.as_secs_f64()))
+    (unready > timeouts.ready).then(|| format!("not ready for {:.1} s", unready.as_secs_f64()))
 }

@@ -3,31 +3,31 @@
 use crate::launcher::Ending;
 use std::sync::Arc;
 
-/// An event, for users.
+/// Event of a deployment, for users.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum RolloutEvent {
     /// A function was started.
     Started {
-        /// Place of the function.
+        /// Slot of the function.
         name: String,
     },
     /// A faulty function is being ended.
     Unhealthy {
-        /// Place of the function.
+        /// Slot of the function.
         name: String,
         /// Fault that was found.
         fault: String,
     },
-    /// A function ended without being asked to.
+    /// A function ended unexpectedly.
     Ended {
-        /// Place of the function.
+        /// Slot of the function.
         name: String,
         /// Exit of the function.
         ending: Ending,
     },
-    /// A function ended as it was asked to.
+    /// A function ended on request.
     Stopped {
-        /// Place of the function.
+        /// Slot of the function.
         name: String,
         /// Exit of the function.
         ending: Ending,
@@ -39,8 +39,8 @@ pub enum RolloutEvent {
         /// Remote functions that the main function could not use, with its reasons.
         problems: Vec<String>,
     },
-    /// The main function follows a generation that another process put in force. The deployment's own generation
-    /// follows, with a greater number.
+    /// The main function has a generation in force that another process pushed. The deployment's own generation
+    /// follows, with a higher number.
     Overruled {
         /// Number of the foreign generation.
         generation: u64,
@@ -52,5 +52,5 @@ pub enum RolloutEvent {
     },
 }
 
-/// Receives what happens.
+/// Receiver of events.
 pub type EventSink = Arc<dyn Fn(&RolloutEvent) + Send + Sync>;

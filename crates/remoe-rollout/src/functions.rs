@@ -1,4 +1,4 @@
-//! The command lines of the functions of one deployment.
+//! Command lines of the functions of a deployment.
 
 use crate::cgroup::ResourceLimits;
 use crate::decide::{Desired, RolloutTimeouts};
@@ -12,81 +12,81 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
-/// Sequences in one forward of a main function that is not told otherwise.
+/// Default batch size of main functions.
 pub const DEFAULT_MAX_BATCH: usize = 32;
-/// Memory that comes with one vCPU where prices say nothing else (Remoe paper, section III-A).
+/// Default memory per vCPU in bytes (Remoe paper, section III-A).
 const BYTES_PER_VCPU: u64 = 1_000_000_000;
 
-/// Options of the functions about model and machine. If an option is absent, the functions decide themselves.
+/// Options of the functions about model and machine. Absent options leave the decision to the functions.
 #[derive(Debug, Clone, Default)]
 pub struct ModelOptions {
-    /// The checkpoint's folder.
+    /// Folder of the checkpoint.
     pub model: PathBuf,
-    /// The compute dtype.
+    /// Compute dtype.
     pub dtype: Option<String>,
-    /// The form in which experts are kept, where that is another one.
+    /// Dtype of experts in memory, if it differs from the compute dtype.
     pub experts_dtype: Option<&'static str>,
-    /// The form in which the main function keeps what is multiplied with outside of experts, where that was said.
+    /// Dtype of dense weights of the main function, if set.
     pub dense_dtype: Option<&'static str>,
-    /// The device of the main function.
+    /// Device of the main function.
     pub device: Option<String>,
-    /// Positions of a text at most, where they are not those that the model serves.
+    /// Maximum positions of a sequence, if below the model's.
     pub max_model_len: Option<usize>,
-    /// Threads of each function whose size does not say.
+    /// Threads of each function without a planned size.
     pub threads: Option<usize>,
     /// Resource limits of the main function.
     pub main_limits: Option<ResourceLimits>,
-    /// Threads of the main function, where its size alone does not say.
+    /// Threads of the main function, if its size does not determine them.
     pub main_threads: Option<usize>,
-    /// Memory of the main function for experts that no remote function answers for.
+    /// Bytes of the main function's fallback cache, for experts whose remote function does not answer.
     pub fallback_bytes: Option<u64>,
     /// Memory limit of each remote function.
     pub remote_memory_bytes: Option<u64>,
-    /// Memory that comes with one vCPU of a remote function. Defaults to 1 GB.
+    /// Memory per vCPU of a remote function in bytes. Defaults to 1 GB.
     pub bytes_per_vcpu: Option<u64>,
-    /// Memory for keys and values in the main function.
+    /// Bytes of the KV cache.
     pub kv_cache_bytes: Option<u64>,
-    /// Form of the KV cache, where it is not the compute dtype.
+    /// Dtype of the KV cache, if it differs from the compute dtype.
     pub kv_cache_dtype: Option<&'static str>,
-    /// Largest number of sequences in one forward.
+    /// Maximum number of sequences in a batch.
     pub max_batch: Option<usize>,
-    /// The inter-token latency that running streams keep beside prompts.
+    /// Target inter-token latency of running sequences while prompts are prefilled.
     pub target_itl: Option<Duration>,
     /// Variables of the chat template for requests that do not set them, as a JSON object.
     pub chat_template_kwargs: Option<String>,
-    /// How long a request may wait for its first row.
+    /// Longest queueing time of a request before its first prefill.
     pub queue_deadline: Option<Duration>,
-    /// File to which the main function appends what its requests' experts were.
+    /// File to which the main function appends activation records.
     pub record_activations: Option<PathBuf>,
     /// Record the experts of every token, not only counts.
     pub record_tokens: bool,
-    /// The plan behind the placement with its problem, as JSON. Empty if the placement was not planned.
+    /// Account of the plan with its problem, as JSON. Empty if the placement was not planned.
     pub account: String,
-    /// The model's name in the HTTP interface.
+    /// Model name in the HTTP API.
     pub served_model_name: Option<String>,
-    /// The key that the gateway presents.
+    /// API key that the gateway presents.
     pub gateway_key: Option<String>,
-    /// Largest body of an HTTP request in bytes.
+    /// Maximum bytes of an HTTP request body.
     pub body_limit: Option<u64>,
-    /// Requests that run or wait, at most.
+    /// Maximum number of running and queued requests.
     pub max_requests: Option<u32>,
-    /// Remote functions that start at the same time, at most; none: all of them.
+    /// Maximum number of remote functions that start at the same time; absent for no limit.
     pub starts_at_once: Option<usize>,
-    /// Cores that all functions without a size of their own share; none: nothing is known of that.
+    /// Cores that all functions without a planned size share; absent if unknown.
     pub shared_cores: Option<usize>,
 }
 
-/// Cores for each function that shares them, from which on a remote function polls for its next request: a function
-/// that polls keeps a core busy, which main functions with few cores want for what lies between two layers' experts.
+/// Cores per sharing function above which remote functions busy-poll for their next request. Polling occupies a core,
+/// which main functions on few cores need between two layers' experts.
 const CORES_TO_POLL: usize = 4;
 
-/// One main function and the remote functions of `placement`, with HTTP at `http`.
+/// Returns the desired state: one main function with HTTP at `http`, and the remote functions of `placement`.
 pub fn deployment(
     options: &ModelOptions,
     placement: &Placement,
     http: Option<SocketAddr>,
     drain: Duration,
-    patience: RolloutTimeouts,
+    timeouts: RolloutTimeouts,
 ) -> Desired {
     let processes = placement.processes();
     let crowded = options.shared_cores.is_some_and(|cores| cores < CORES_TO_POLL * (processes.len() + 1));
@@ -102,7 +102,7 @@ pub fn deployment(
         account: options.account.clone(),
         starts_at_once: options.starts_at_once,
         drain,
-        patience,
+        timeouts,
     }
 }
 
@@ -135,8 +135,8 @@ fn main(options: &ModelOptions, http: Option<SocketAddr>) -> FunctionSpec {
         name: "main".to_owned(),
         role: Role::Main,
         arguments,
-        // Every user of the machine can read a command line. A key that this process was given is its clients', not the
-        // function's.
+        // The key is not on the command line, which every user of the machine can read. `REMOE_API_KEY` of this
+        // process belongs to its clients, so the function does not inherit it.
         environment: gateway_key
             .flat_map(|key| {
                 [("REMOE_GATEWAY_KEY".to_owned(), key.clone()), ("REMOE_API_KEY".to_owned(), String::new())]
@@ -157,8 +157,8 @@ fn remote(options: &ModelOptions, process: RemoteProcess, crowded: bool) -> Func
     let most = options.threads.unwrap_or(usize::MAX);
     let mut arguments = common(options, limits.map(|limits| limits.threads().min(most)));
     flag(&mut arguments, "--experts", Some(&format_listing(&hosted)));
-    // Only a function of several layers is called again at once, by the next layer. And polling would use
-    // up what a share of a vCPU is allowed.
+    // Busy polling helps only functions of several layers, which the next layer calls soon. With less than one vCPU
+    // it would use up the quota.
     if hosted.len() < 2 || limits.map_or(crowded, has_less_than_a_vcpu) {
         flag(&mut arguments, "--poll-us", Some(&0));
     }
@@ -191,14 +191,14 @@ mod tests {
     use super::*;
     use crate::placement::MoeLayer;
 
-    /// Reports if a remote function of two layers polls that is told nothing of its size.
+    /// Returns whether a remote function of two layers without a planned size busy-polls.
     fn polls(shared_cores: Option<usize>) -> bool {
         let layers = [0, 1].map(|layer| MoeLayer { layer, experts: 4 });
         let placement =
             Placement::from_ratio(&layers, 0.5, 1).and_then(|placement| placement.in_groups(1)).unwrap();
         let options = ModelOptions { shared_cores, ..ModelOptions::default() };
-        let patience = RolloutTimeouts::with_ready(Duration::from_secs(1));
-        let desired = deployment(&options, &placement, None, Duration::ZERO, patience);
+        let timeouts = RolloutTimeouts::with_ready(Duration::from_secs(1));
+        let desired = deployment(&options, &placement, None, Duration::ZERO, timeouts);
         let remote = desired.functions.iter().find(|function| function.role == Role::Remote).unwrap();
         !remote.arguments.contains(&OsString::from("--poll-us"))
     }

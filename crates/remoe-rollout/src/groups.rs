@@ -1,20 +1,20 @@
-//! Remote groups: which functions sleep and wake together, and how often their experts were used. Pure.
+//! Sleep groups: remote functions that sleep and wake together, and the usage of their experts. Pure.
 
 use crate::launcher::FunctionSpec;
 use remoe_process::Role;
 use remoe_proto::v1::{LayerExperts, LayerPairs};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Remote functions that sleep and wake together: no other has any of their experts.
+/// Remote functions that sleep and wake together; no other function hosts any of their experts.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SleepGroup {
-    /// The places that they fill.
+    /// Slots of the functions.
     pub places: Vec<String>,
-    /// Their experts, layers and experts ascending.
+    /// Hosted experts, layers and experts ascending.
     pub hosted: Vec<LayerExperts>,
 }
 
-/// Layers and experts.
+/// Set of (layer, expert) pairs.
 type ExpertSet = BTreeSet<(u32, u32)>;
 
 /// Returns the groups among `functions`, in the order of their first functions. Replicas are in one group, and so are
@@ -61,9 +61,9 @@ pub struct ReportedUsage {
 pub struct ExpertUses(BTreeMap<(u32, u32), u64>);
 
 impl ReportedUsage {
-    /// Notes what the main function `main` has counted since it started, and returns what of that is new. A main
-    /// function that counted less than before has restarted. If it was not known and is `young` (it started since
-    /// others were asked), everything is new; if it was not known and is not young, nothing is.
+    /// Records the counts of the main function `main` since its start, and returns the new ones. If a count
+    /// decreased, the main function has restarted. For an unknown main function, all counts are new if it is `young`
+    /// (started since the last poll of the others), and none otherwise.
     pub fn note(&mut self, main: &str, said: &[LayerPairs], young: bool) -> ExpertUses {
         let listed = said.iter().flat_map(|of| {
             of.experts.iter().zip(&of.pairs).map(|(expert, pairs)| ((of.layer, *expert), *pairs))
@@ -71,7 +71,7 @@ impl ReportedUsage {
         let counted: BTreeMap<(u32, u32), u64> = listed.collect();
         let baseline = || if young { BTreeMap::new() } else { counted.clone() };
         let known = self.mains.entry(main.to_owned()).or_insert_with(baseline);
-        // What is no longer remote is not listed: that says nothing.
+        // Experts that are no longer remote are not listed, which is no decrease.
         let is_anew = counted.iter().any(|(expert, pairs)| known.get(expert) > Some(pairs));
         if is_anew {
             known.clear();
@@ -84,7 +84,7 @@ impl ReportedUsage {
         ExpertUses(new)
     }
 
-    /// Forgets main functions that are not among those that `stays` names.
+    /// Forgets main functions for which `stays` is false.
     pub fn keep(&mut self, stays: impl Fn(&str) -> bool) {
         self.mains.retain(|main, _| stays(main));
     }

@@ -1,5 +1,4 @@
-//! Interface of launchers. Processes and pods alike are started from a specification, stopped with a grace period, and
-//! listed.
+//! Interface of launchers, which start functions from a specification, stop them with a grace period, and list them.
 
 use crate::cgroup::ResourceLimits;
 use remoe_process::Role;
@@ -10,7 +9,7 @@ use std::future::Future;
 use std::net::SocketAddr;
 use std::time::Duration;
 
-/// One started function. A restart is another one, with another id.
+/// Id of one started function. A restart gets another id.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct FunctionId(pub String);
 
@@ -23,16 +22,15 @@ impl fmt::Display for FunctionId {
 /// Specification of a function to start.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct FunctionSpec {
-    /// The place in the deployment that the function fills: `main`, `group-0-0`. At most one function
-    /// fills it at a time.
+    /// Slot of the function in the deployment: `main`, `group-0-0`. At most one function fills it at a time.
     pub name: String,
-    /// Program, or image, to run.
+    /// Role, which selects the program.
     pub role: Role,
-    /// Command line, without what depends on the launcher: addresses and the launcher itself.
+    /// Arguments, without those of the launcher: addresses and the launcher itself.
     pub arguments: Vec<OsString>,
-    /// Environment variables beside the launcher's own, for what must not stand on a command line.
+    /// Additional environment variables, for values that must not appear on a command line.
     pub environment: Vec<(String, String)>,
-    /// Address at which users reach it over HTTP. Absent if they do not.
+    /// HTTP address for clients. Absent if it serves none.
     pub http: Option<SocketAddr>,
     /// Remote experts that it hosts. Empty for a main function.
     pub hosted: Vec<LayerExperts>,
@@ -40,24 +38,24 @@ pub struct FunctionSpec {
     pub limits: Option<ResourceLimits>,
 }
 
-/// How a function ended.
+/// Exit of a function.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Ending {
     /// Exit code, if it exited by itself.
     pub code: Option<i32>,
-    /// Signal that ended it, if one did.
+    /// Signal that killed it, if one did.
     pub signal: Option<i32>,
-    /// Reason why the launcher itself ended it, or could not start it.
+    /// Reason why the launcher killed it, or could not start it.
     pub cause: Option<String>,
     /// Last lines of its log, oldest first.
     pub log: Vec<String>,
 }
 
-/// Signals that come from other processes and not from a fault of the function: INT, KILL, TERM.
-const OUTSIDE: [i32; 3] = [2, 9, 15];
+/// Signals sent by other processes, not caused by a fault of the function: INT, KILL, TERM.
+const EXTERNAL_SIGNALS: [i32; 3] = [2, 9, 15];
 
 impl Ending {
-    /// The last structured line of the log, as a JSON object.
+    /// Returns the last structured line of the log, as a JSON object.
     pub fn last_record(&self) -> Option<serde_json::Map<String, serde_json::Value>> {
         self.log.iter().rev().find_map(|line| match serde_json::from_str(line) {
             Ok(serde_json::Value::Object(record)) if record.contains_key("message") => Some(record),
@@ -81,27 +79,28 @@ impl fmt::Display for Ending {
             (None, None, Some(signal)) => write!(f, "was killed by signal {signal}")?,
             (None, None, None) => f.write_str("ended")?,
         }
-        // What is killed from outside says nothing about it.
-        let unaware = self.cause.is_none() && self.signal.is_some_and(|signal| OUTSIDE.contains(&signal));
-        match self.last_words().filter(|_| !unaware) {
+        // After a kill from outside, the log does not explain it.
+        let killed_externally =
+            self.cause.is_none() && self.signal.is_some_and(|signal| EXTERNAL_SIGNALS.contains(&signal));
+        match self.last_words().filter(|_| !killed_externally) {
             Some(words) => write!(f, ": {words}"),
             None => Ok(()),
         }
     }
 }
 
-/// Where a function is in its life.
+/// Lifecycle phase of a function.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum FunctionPhase {
     /// Started, not reachable yet.
     Starting,
-    /// It said where it listens.
+    /// Listening on its announced addresses.
     Listening {
-        /// Where it speaks gRPC.
+        /// gRPC address.
         grpc: SocketAddr,
-        /// Where it speaks HTTP to users.
+        /// HTTP address for clients.
         http: Option<SocketAddr>,
-        /// Where it serves `/metrics`.
+        /// Address of `/metrics`.
         metrics: Option<SocketAddr>,
     },
     /// Asked to stop.
@@ -110,22 +109,22 @@ pub enum FunctionPhase {
     Ended(Ending),
 }
 
-/// One function as its launcher sees it.
+/// Function in a launcher's list.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ObservedFunction {
-    /// Id of this start of the function.
+    /// Id of this start.
     pub id: FunctionId,
-    /// Place that it fills.
+    /// Slot of the function.
     pub name: String,
     /// Role of the function.
     pub role: Role,
-    /// Process id, if the launcher's functions are processes of this machine.
+    /// Process id, if it is a local process.
     pub pid: Option<u32>,
-    /// Phase of its life.
+    /// Lifecycle phase.
     pub phase: FunctionPhase,
 }
 
-/// Why a function could not be started.
+/// Failure to start a function.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{message}")]
 pub struct LaunchError {
@@ -133,18 +132,18 @@ pub struct LaunchError {
     pub message: String,
 }
 
-/// Starts, stops and lists functions. It decides nothing: no restart, no health.
+/// Starts, stops and lists functions. It makes no decisions about restarts or health.
 pub trait Launcher: Send + Sync + 'static {
     /// Starts a function and returns before it listens.
     fn start(&self, spec: &FunctionSpec) -> impl Future<Output = Result<FunctionId, LaunchError>> + Send;
 
-    /// Asks a function to drain and ends it after `grace`; zero ends it at once. Returns without
-    /// waiting for the end. A function that has ended is forgotten.
+    /// Asks a function to drain, and kills it after `grace`; zero kills it at once. Returns without waiting for its
+    /// end. An ended function is forgotten.
     fn stop(&self, id: &FunctionId, grace: Duration) -> impl Future<Output = ()> + Send;
 
-    /// Every function that was started and not forgotten, oldest first.
+    /// Lists the functions that were started and not forgotten, oldest first.
     fn list(&self) -> impl Future<Output = Vec<ObservedFunction>> + Send;
 
-    /// Returns when the list may have changed since this was last called.
+    /// Waits until the list may have changed since the last call.
     fn changed(&self) -> impl Future<Output = ()> + Send;
 }

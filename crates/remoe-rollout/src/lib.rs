@@ -1,9 +1,9 @@
 //! Rollout of deployments: placement of experts, launchers that start and stop functions, and the loop that compares
 //! the desired state with the observed one.
 //!
-//! [`placement`] and [`mod@step`] are pure: values in, values out, no clock. The step decides for processes, whose
-//! [`scene`] is made in [`decide`], and for the operator's pods. [`supervise`] observes, asks `decide` and acts through
-//! a [`Launcher`]; [`process`] is the launcher of local processes.
+//! [`placement`] and [`mod@step`] are pure. The step decides for processes, whose input is built in [`decide`], and
+//! for the operator's pods. [`supervise`] observes, calls `decide` and acts through a [`Launcher`]; [`process`] is
+//! the launcher of local processes.
 
 pub mod action;
 mod activity;
@@ -21,9 +21,9 @@ pub mod need;
 pub mod placement;
 mod probe;
 pub mod process;
-pub mod scene;
 pub mod status;
 pub mod step;
+pub mod step_types;
 pub mod supervise;
 pub mod time;
 

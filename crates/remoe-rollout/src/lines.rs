@@ -1,42 +1,41 @@
-//! Lines of a child's output within bounds: a child that writes without end, or without line
-//! breaks, costs its launcher a fixed amount of memory.
+//! Reads lines of a child's output with bounded memory, even if the child writes endlessly or without line breaks.
 
 use std::collections::VecDeque;
 use tokio::io::{AsyncRead, AsyncReadExt};
 
-/// Longer lines are handed on in pieces of this many bytes.
-const MAX_LINE: usize = 16 << 10;
+/// Maximum bytes of a line; longer lines are split.
+const MAX_LINE_BYTES: usize = 16 << 10;
 
 /// Calls `each` for every line of `reader` until it ends or fails.
 pub(crate) async fn each_line(mut reader: impl AsyncRead + Unpin, mut each: impl FnMut(&str)) {
     let mut chunk = vec![0; 8 << 10];
     let mut line = Vec::new();
-    // A pipe that fails has no more lines than one that ends.
+    // A failed pipe is treated like a closed one.
     while let Ok(count @ 1..) = reader.read(&mut chunk).await {
         for piece in chunk[..count].split_inclusive(|&byte| byte == b'\n') {
-            for part in piece.chunks(MAX_LINE) {
-                if line.len() + part.len() > MAX_LINE {
-                    hand_on(&mut line, &mut each);
+            for slice in piece.chunks(MAX_LINE_BYTES) {
+                if line.len() + slice.len() > MAX_LINE_BYTES {
+                    flush(&mut line, &mut each);
                 }
-                line.extend_from_slice(part);
+                line.extend_from_slice(slice);
             }
             if piece.ends_with(b"\n") {
-                hand_on(&mut line, &mut each);
+                flush(&mut line, &mut each);
             }
         }
     }
     if !line.is_empty() {
-        hand_on(&mut line, &mut each);
+        flush(&mut line, &mut each);
     }
 }
 
-fn hand_on(line: &mut Vec<u8>, each: &mut impl FnMut(&str)) {
+fn flush(line: &mut Vec<u8>, each: &mut impl FnMut(&str)) {
     let text = String::from_utf8_lossy(line);
     each(text.trim_end_matches(['\n', '\r']));
     line.clear();
 }
 
-/// The last lines of a log, bounded in lines and bytes.
+/// Last lines of a log, bounded in lines and bytes.
 #[derive(Debug, Default)]
 pub(crate) struct Tail {
     lines: VecDeque<String>,
@@ -44,8 +43,8 @@ pub(crate) struct Tail {
 }
 
 impl Tail {
-    const LINES: usize = 20;
-    const BYTES: usize = 32 << 10;
+    const MAX_LINES: usize = 20;
+    const MAX_BYTES: usize = 32 << 10;
 
     pub(crate) fn push(&mut self, line: &str) {
         if line.is_empty() {
@@ -53,7 +52,7 @@ impl Tail {
         }
         self.bytes += line.len();
         self.lines.push_back(line.to_owned());
-        while self.lines.len() > Self::LINES || self.bytes > Self::BYTES {
+        while self.lines.len() > Self::MAX_LINES || self.bytes > Self::MAX_BYTES {
             let Some(oldest) = self.lines.pop_front() else { break };
             self.bytes -= oldest.len();
         }
@@ -84,7 +83,7 @@ mod tests {
     #[test]
     fn a_line_without_end_comes_in_bounded_pieces() {
         let lines = lines_of(&vec![b'x'; 100_000]);
-        assert!(lines.iter().all(|line| line.len() <= MAX_LINE));
+        assert!(lines.iter().all(|line| line.len() <= MAX_LINE_BYTES));
         assert_eq!(lines.iter().map(String::len).sum::<usize>(), 100_000);
     }
 
@@ -94,11 +93,11 @@ mod tests {
         for number in 0..1000 {
             tail.push(&number.to_string());
         }
-        assert_eq!(tail.lines().len(), Tail::LINES);
+        assert_eq!(tail.lines().len(), Tail::MAX_LINES);
         assert_eq!(tail.lines().last().unwrap(), "999");
-        for _ in 0..Tail::LINES {
-            tail.push(&"y".repeat(MAX_LINE));
+        for _ in 0..Tail::MAX_LINES {
+            tail.push(&"y".repeat(MAX_LINE_BYTES));
         }
-        assert!(tail.lines().iter().map(String::len).sum::<usize>() <= Tail::BYTES);
+        assert!(tail.lines().iter().map(String::len).sum::<usize>() <= Tail::MAX_BYTES);
     }
 }

@@ -1,4 +1,4 @@
-//! Memory of processes between two decisions: restarts and routing.
+//! State between two decisions about processes: restarts and routing.
 
 use crate::action::{Action, Route};
 use crate::backoff::Backoff;
@@ -7,17 +7,17 @@ use crate::time::Time;
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-/// The pause before the first restart.
+/// Pause before the first restart.
 pub const FIRST_PAUSE: Duration = Duration::from_millis(200);
-/// The pauses double up to this.
+/// Maximum pause before a restart; pauses double up to it.
 pub const LONGEST_PAUSE: Duration = Duration::from_secs(10);
 const PAUSES: Backoff = Backoff { first: FIRST_PAUSE, longest: LONGEST_PAUSE };
-/// A function that lived this long is taken for sound: its next restart comes after the first pause.
+/// Lifetime after which a function counts as stable: its next restart comes after the first pause.
 pub const STABLE_AFTER: Duration = Duration::from_secs(20);
-/// The pause before a routing that could not be put in force is tried again.
+/// Pause before a failed push of routing is retried.
 pub const ROUTING_PAUSE: Duration = Duration::from_secs(1);
 
-/// Restarts by place, and the routing so far.
+/// Restart history of each slot, and the routing so far.
 #[derive(Debug, Clone, Default)]
 pub struct RestartMemory {
     places: BTreeMap<String, ReplicaHistory>,
@@ -31,17 +31,17 @@ pub struct RestartMemory {
 #[derive(Debug, Clone, Copy, Default)]
 struct ReplicaHistory {
     started: Time,
-    /// In a row.
+    /// Consecutive failures.
     failures: u32,
     not_before: Time,
-    /// Set if its function was asked to end, for no fault of its own.
+    /// Set if its function was asked to end without a fault.
     leaving: bool,
-    /// Set if it ended that way and has not failed since: after a sleep it starts with the others.
+    /// Set if it ended that way and has not failed since: after a sleep it starts together with the others.
     rested: bool,
 }
 
 impl RestartMemory {
-    /// Takes note that `action` was begun at `now`.
+    /// Records that `action` began at `now`.
     pub fn note(&mut self, action: &Action, now: Time) {
         match action {
             Action::Start { name } => self.places.entry(name.clone()).or_default().started = now,
@@ -57,12 +57,12 @@ impl RestartMemory {
         }
     }
 
-    /// Takes note that the function in place `name` ended, or could not be started.
+    /// Records that the function in slot `name` ended, or could not be started.
     pub fn ended(&mut self, name: &str, now: Time) {
         let place = self.places.entry(name.to_owned()).or_default();
         place.rested = std::mem::take(&mut place.leaving);
         if place.rested {
-            // It may be wanted again at once, and what came before is forgotten.
+            // It may be wanted again at once; its history is cleared.
             (place.failures, place.not_before) = (0, now);
             return;
         }
@@ -71,7 +71,7 @@ impl RestartMemory {
         place.not_before = now + PAUSES.after(place.failures);
     }
 
-    /// Takes note of what became of the generation that was being pushed.
+    /// Records the outcome of the push in progress.
     pub fn routed(&mut self, in_force: bool, now: Time) {
         let Some(route) = self.pushing.take() else { return };
         if in_force {
@@ -83,10 +83,10 @@ impl RestartMemory {
         }
     }
 
-    /// Notes that a main function has `generation` in force, and returns true if this process did not push that
-    /// generation: then nothing is in force, and the next push has a greater number.
+    /// Records that a main function has `generation` in force. Returns true if this process did not push it: then no
+    /// own generation is in force, and the next push has a higher number.
     pub fn found(&mut self, generation: u64, now: Time) -> bool {
-        // What is being pushed may be in force before its answer is here.
+        // The push in progress may take effect before its answer arrives.
         if self.pushing.is_some() || generation <= self.generation {
             return false;
         }
@@ -96,23 +96,23 @@ impl RestartMemory {
         true
     }
 
-    /// The largest number that was pushed or found so far.
+    /// Returns the highest number that was pushed or observed.
     pub(crate) fn newest(&self) -> u64 {
         self.generation
     }
 
-    /// When the function in place `name` may be started.
+    /// Returns the earliest start of the function in slot `name`.
     pub fn not_before(&self, name: &str) -> Time {
         self.places.get(name).map_or(Time::ZERO, |place| place.not_before)
     }
 
-    /// Reports if the function in place `name` starts after a sleep and has not failed since. `failed`: an existing one
-    /// has failed, and that is not noted yet.
+    /// Returns whether the function in slot `name` starts after a sleep and has not failed since. `failed` is set if
+    /// an existing one failed and that is not recorded yet.
     pub(crate) fn wakes(&self, name: &str, failed: bool) -> bool {
         self.places.get(name).is_some_and(|place| place.leaving || (place.rested && !failed))
     }
 
-    /// Reports if a generation was in force at any time: the deployment has worked as it is.
+    /// Returns whether any generation was ever in force, that is, whether the deployment has worked.
     pub fn settled(&self) -> bool {
         self.settled
     }
@@ -122,18 +122,19 @@ impl RestartMemory {
         self.in_force.as_ref().map(|(generation, route)| (*generation, route))
     }
 
-    /// Reports if a generation may be pushed at `now`: not during another push, nor in the pause after a push that
-    /// failed.
+    /// Returns whether a generation may be pushed at `now`: not during another push, nor in the pause after a failed
+    /// one.
     pub(crate) fn may_push(&self, now: Time) -> bool {
         self.pushing.is_none() && now >= self.route_not_before
     }
 
-    /// Reports if the main function `id` is putting a generation in force.
+    /// Returns whether a push to the main function `id` is in progress.
     pub(crate) fn pushes_to(&self, id: &FunctionId) -> bool {
         self.pushing.as_ref().is_some_and(|route| route.main == *id)
     }
 
-    /// Reports if requests may still reach the function through the route of a main function that `is_left`.
+    /// Returns whether requests may still reach the function through the route of a main function for which `is_left`
+    /// is true.
     pub(crate) fn routes_to(&self, id: &FunctionId, is_left: impl Fn(&FunctionId) -> bool) -> bool {
         let in_force = self.in_force.as_ref().map(|(_, route)| route);
         let mut routes = [in_force, self.pushing.as_ref()].into_iter().flatten();

@@ -1,4 +1,4 @@
-//! In which order remote functions start: those first that requests need most. Pure.
+//! Start order of remote functions: those that requests need most come first. Pure.
 
 use crate::launcher::FunctionSpec;
 use crate::placement::MoeLayer;
@@ -7,19 +7,19 @@ use remoe_proto::v1::LayerExperts;
 use std::cmp::Ordering;
 use std::collections::BTreeMap;
 
-/// How much a remote function is needed. The smallest starts first.
+/// Need for a remote function. The smallest one starts first.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct ReplicaNeed<'a> {
-    /// How many functions with the same experts start before it: one of each group is enough to be served.
+    /// Number of functions with the same experts that start before it: one of each group suffices to serve.
     pub replica: u32,
-    /// The part of requests' (token, expert) pairs, summed over layers, that is on its experts.
+    /// Share of requests' (token, expert) pairs on its experts, summed over layers.
     pub work: f64,
     /// Name of the function.
     pub name: &'a str,
 }
 
 impl ReplicaNeed<'_> {
-    /// The first replica of each group before the second of any, then by work, then by name.
+    /// Compares two needs: first replicas come before second ones, then by work, then by name.
     #[must_use]
     pub fn order(&self, other: &Self) -> Ordering {
         let work = || other.work.total_cmp(&self.work);
@@ -27,8 +27,8 @@ impl ReplicaNeed<'_> {
     }
 }
 
-/// Returns the part of each layer's pairs that is on `hosted`, summed over layers. `usage` has a row of shares for each
-/// layer of `layers` (the model's ids). Experts that it does not know count as 0.
+/// Returns the share of each layer's pairs on `hosted`, summed over layers. `usage` has a row of shares for each
+/// index in `layers`. Unknown experts count as 0.
 #[must_use]
 pub fn work(hosted: &[LayerExperts], layers: &[u32], usage: &[Vec<f64>]) -> f64 {
     let rows: BTreeMap<u32, &Vec<f64>> = layers.iter().copied().zip(usage).collect();
@@ -47,22 +47,23 @@ pub struct ExpectedPairs {
 }
 
 impl ExpectedPairs {
-    /// `pairs` of them in each layer of `layers` (the model's ids), where `usage` has a row of shares for each.
+    /// Creates the expectation of `pairs` pairs in each layer of `layers` (layer indices), distributed by the rows of
+    /// `usage`.
     #[must_use]
     pub fn new(layers: Vec<u32>, mut usage: Vec<Vec<f64>>, pairs: f64) -> Self {
         usage.iter_mut().flatten().for_each(|share| *share *= pairs);
         Self { layers, pairs: usage }
     }
 
-    /// Reports if at least one expected pair is on `hosted`: enough to start a function before a request needs it.
+    /// Returns whether at least one expected pair is on `hosted`, which justifies starting its function in advance.
     #[must_use]
     pub fn is_on(&self, hosted: &[LayerExperts]) -> bool {
         work(hosted, &self.layers, &self.pairs) >= 1.0
     }
 }
 
-/// Puts the remote functions among `functions` into the order in which requests need them that use experts by `usage`
-/// ([layers][experts] by position in `layers`). Main functions come before all of them.
+/// Sorts the remote functions among `functions` by how much requests with expert usage `usage` need them
+/// ([layers][experts] by position in `layers`). Main functions come first.
 pub fn by_need(functions: &mut Vec<FunctionSpec>, layers: &[MoeLayer], usage: &[Vec<f64>]) {
     let ids: Vec<u32> = layers.iter().map(|moe| moe.layer).collect();
     let (mut sorted, remote): (Vec<_>, Vec<_>) =

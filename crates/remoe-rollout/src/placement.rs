@@ -1,4 +1,4 @@
-//! Which experts are remote, and which remote process hosts which of them. Pure.
+//! Placement: which experts are remote, and which remote process hosts them. Pure.
 
 mod plan_file;
 
@@ -8,13 +8,13 @@ use std::collections::{BTreeMap, BTreeSet};
 /// A Mixture-of-Experts layer of the model.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct MoeLayer {
-    /// The model's own layer id.
+    /// Layer index in the model.
     pub layer: u32,
     /// Number of routed experts of the layer.
     pub experts: u32,
 }
 
-/// The remote experts of every layer that has any.
+/// Remote experts of every layer that has any, and their replicas.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Placement {
     layers: Vec<RemoteSet>,
@@ -43,35 +43,35 @@ struct RemoteGroup {
     cpu_millis: Option<u64>,
 }
 
-/// A remote process of a placement.
+/// Remote process of a placement.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RemoteProcess {
-    /// The place that it fills: the function and the number of the replica, `group-0-1`. Revisions append theirs,
+    /// Slot name: the function and the index of the replica, `group-0-1`. Later revisions append their number,
     /// `group-0-1-r2`.
     pub name: String,
-    /// The function that it is a replica of: `group-0`, or `layer-3` by the model's layer id.
+    /// Function name: `group-0`, or `layer-3` by the layer's index.
     pub function: String,
-    /// Experts that it hosts.
+    /// Hosted experts.
     pub hosted: Vec<LayerExperts>,
     /// Memory in bytes, if the plan gives it.
     pub memory_bytes: Option<u64>,
-    /// CPU in thousandths of a vCPU, if the plan gives it; otherwise what comes with the memory.
+    /// CPU in thousandths of a vCPU, if the plan gives it; otherwise it follows from the memory.
     pub cpu_millis: Option<u64>,
 }
 
 impl RemoteProcess {
-    /// Replica `replica` of `function`, without planned sizes.
+    /// Creates replica `replica` of `function`, without planned sizes.
     fn new(function: String, replica: u32, hosted: Vec<LayerExperts>) -> Self {
         let name = format!("{function}-{replica}");
         Self { name, function, hosted, memory_bytes: None, cpu_millis: None }
     }
 }
 
-/// A placement that the model cannot have.
+/// Invalid placement for a model.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{field}: {message}")]
 pub struct PlacementError {
-    /// The field of the plan that is wrong, as `layers[0].remote[2]`; empty: the file as a whole.
+    /// Invalid field of the plan, such as `layers[0].remote[2]`; empty for the whole file.
     pub field: String,
     /// Fault of the field.
     pub message: String,
@@ -83,25 +83,25 @@ impl PlacementError {
     }
 }
 
-/// Replicas of a layer or a group, at most: each is a process.
+/// Maximum replicas of a layer or group; each is a process.
 const MAX_REPLICAS: u32 = 64;
-/// Groups that experts are dealt to, at most.
+/// Maximum number of groups.
 const MAX_GROUPS: u32 = 64;
 
 impl Placement {
-    /// The last `floor(ratio x experts + 0.5)` expert ids of each layer, in `replicas` processes.
+    /// Makes the last `floor(ratio x experts + 0.5)` experts of each layer remote, in `replicas` processes.
     ///
     /// # Errors
-    /// A ratio outside 0 to 1, or a number of replicas that cannot be.
+    /// The ratio or the number of replicas is out of range.
     pub fn from_ratio(model: &[MoeLayer], ratio: f64, replicas: u32) -> Result<Self, PlacementError> {
-        Self::of_share(model, ratio, replicas, |_, moe, count| (moe.experts - count..moe.experts).collect())
+        Self::with_ratio(model, ratio, replicas, |_, moe, count| (moe.experts - count..moe.experts).collect())
     }
 
-    /// As many expert ids of each layer as [`Self::from_ratio`] takes, those that `usage` ([layers][experts]
-    /// by position) says are used least; of two that are used alike, the later one.
+    /// Makes the least used experts of each layer remote, as many as [`Self::from_ratio`]. `usage` is
+    /// [layers][experts] by position; of equally used experts, the later one is taken.
     ///
     /// # Errors
-    /// A ratio outside 0 to 1, a number of replicas that cannot be, or usage of another model.
+    /// The ratio or the number of replicas is out of range, or the usage is of another model.
     pub fn least_used(
         model: &[MoeLayer],
         usage: &[Vec<f64>],
@@ -113,12 +113,12 @@ impl Placement {
             let message = "expected expert usage of this model, got that of another one";
             return Err(PlacementError::new("remote_set", message));
         }
-        Self::of_share(model, ratio, replicas, |layer, _, count| least_used(&usage[layer], count as usize))
+        Self::with_ratio(model, ratio, replicas, |layer, _, count| least_used(&usage[layer], count as usize))
     }
 
-    /// In each layer `floor(ratio x experts + 0.5)` experts, which `choose` names ascending from the layer's
-    /// position, the layer and their number.
-    fn of_share(
+    /// Makes `floor(ratio x experts + 0.5)` experts of each layer remote. `choose` returns them in ascending order,
+    /// given the layer's position, the layer, and their number.
+    fn with_ratio(
         model: &[MoeLayer],
         ratio: f64,
         replicas: u32,
@@ -129,7 +129,7 @@ impl Placement {
         }
         check_replicas("replicas", replicas)?;
         let sets = model.iter().enumerate().map(|(position, moe)| {
-            // At most `experts`, so that the conversion is exact.
+            // At most `experts`, so the conversion is exact.
             let count = (ratio * f64::from(moe.experts) + 0.5).floor() as u32;
             RemoteSet {
                 experts: LayerExperts {
@@ -143,39 +143,38 @@ impl Placement {
         Ok(Self::of(sets.collect(), Vec::new()))
     }
 
-    /// Returns a placement of the same experts, those of each layer dealt to `groups` groups in turn, ids ascending.
-    /// Each group has as many replicas as the layers had.
+    /// Returns a placement of the same experts in `groups` groups; the experts of each layer are distributed
+    /// round-robin. Each group has as many replicas as the layers had.
     ///
     /// # Errors
     /// The number of groups is out of range.
     pub fn in_groups(self, groups: u32) -> Result<Self, PlacementError> {
         check_count("groups", groups, MAX_GROUPS)?;
         let replicas = self.layers.iter().map(|set| set.replicas).max().unwrap_or(0);
-        let mut dealt = vec![RemoteGroup { replicas, ..RemoteGroup::default() }; groups as usize];
+        let mut distributed = vec![RemoteGroup { replicas, ..RemoteGroup::default() }; groups as usize];
         for LayerExperts { layer, experts } in self.remote() {
-            for (turn, group) in dealt.iter_mut().enumerate() {
-                let experts: Vec<u32> = experts.iter().skip(turn).step_by(groups as usize).copied().collect();
+            for (index, group) in distributed.iter_mut().enumerate() {
+                let experts: Vec<u32> =
+                    experts.iter().skip(index).step_by(groups as usize).copied().collect();
                 if !experts.is_empty() {
                     group.hosted.push(LayerExperts { layer, experts });
                 }
             }
         }
-        dealt.retain(|group| !group.hosted.is_empty());
-        Ok(Self { layers: Vec::new(), groups: dealt, revision: self.revision })
+        distributed.retain(|group| !group.hosted.is_empty());
+        Ok(Self { layers: Vec::new(), groups: distributed, revision: self.revision })
     }
 
-    /// Reads a plan: `{"layers": [{"layer": 1, "remote": [6, 7], "replicas": 2}]}` with the model's
-    /// layer ids (other layers stay local), or the planner's output, where `layers` lists all MoE
-    /// layers by position.
+    /// Reads a plan. `{"layers": [{"layer": 1, "remote": [6, 7], "replicas": 2}]}` names layers by their index; other
+    /// layers stay local. In the planner's output, `layers` lists all MoE layers by position.
     ///
-    /// Beside `layers` or instead of them it may have groups, `{"groups": [{"experts": "1:0-3,2:7",
-    /// "replicas": 2, "memory_bytes": 500000000, "vcpus": 2}]}`, which name layers as `layers` does: by
-    /// position where those are listed by position, else by the model's ids. An entry of `layers` whose
-    /// experts are all in groups, and which has no replicas, only says what is remote.
+    /// A plan may also have groups, `{"groups": [{"experts": "1:0-3,2:7", "replicas": 2, "memory_bytes": 500000000,
+    /// "vcpus": 2}]}`. They name layers by position if `layers` does, else by index. An entry of `layers` without
+    /// replicas, whose experts are all in groups, only lists what is remote.
     ///
     /// # Errors
-    /// The first field that does not fit the model, an expert in two groups, or one in a group and with
-    /// replicas of its layer.
+    /// Names the first field that does not fit the model, or an expert that two groups, or a group and a layer with
+    /// replicas, host.
     pub fn from_plan(model: &[MoeLayer], json: &str) -> Result<Self, PlacementError> {
         plan_file::read(model, json)
     }
@@ -185,8 +184,8 @@ impl Placement {
         Self { layers, groups, revision: 0 }
     }
 
-    /// Returns the placement as revision `revision`, whose processes have names of their own: they can run beside those
-    /// of the revision before.
+    /// Returns the placement as revision `revision`. Its processes get their own names, so that they can run beside
+    /// those of the revision before.
     #[must_use]
     pub fn revised(self, revision: u32) -> Self {
         Self { revision, ..self }
@@ -197,7 +196,7 @@ impl Placement {
         self.revision
     }
 
-    /// The remote experts of each layer that has any, layers and experts ascending.
+    /// Returns the remote experts of each layer that has any, in ascending order.
     pub fn remote(&self) -> Vec<LayerExperts> {
         let mut remote: BTreeMap<u32, BTreeSet<u32>> = BTreeMap::new();
         let in_groups = self.groups.iter().flat_map(|group| &group.hosted);
@@ -208,19 +207,19 @@ impl Placement {
         sets.map(|(layer, experts)| LayerExperts { layer, experts: experts.into_iter().collect() }).collect()
     }
 
-    /// Returns the remote processes. A replica whose memory is planned is a process of its own, and so is each replica
-    /// of a group; of the others, process j hosts the remote sets of all layers that have more than j replicas. These
-    /// are the replicas of one more group, whose number follows those of the plan.
+    /// Returns the remote processes. Each replica with planned memory, and each replica of a group, is its own
+    /// process. For all other layers, process j hosts the remote experts of all layers with more than j replicas;
+    /// these processes form one more group, numbered after those of the plan.
     pub fn processes(&self) -> Vec<RemoteProcess> {
-        let (sized, together): (Vec<&RemoteSet>, Vec<&RemoteSet>) =
+        let (sized, unsized_sets): (Vec<&RemoteSet>, Vec<&RemoteSet>) =
             self.layers.iter().partition(|set| set.memory_bytes.is_some());
-        let count = together.iter().map(|set| set.replicas).max().unwrap_or(0);
+        let count = unsized_sets.iter().map(|set| set.replicas).max().unwrap_or(0);
         let shared = (0..count).map(|replica| {
-            let sets = together.iter().filter(|set| set.replicas > replica);
+            let sets = unsized_sets.iter().filter(|set| set.replicas > replica);
             let hosted = sets.map(|set| set.experts.clone()).collect();
             RemoteProcess::new(format!("group-{}", self.groups.len()), replica, hosted)
         });
-        let own = sized.into_iter().flat_map(|set| {
+        let sized_processes = sized.into_iter().flat_map(|set| {
             (0..set.replicas).map(move |replica| RemoteProcess {
                 memory_bytes: set.memory_bytes,
                 ..RemoteProcess::new(
@@ -237,7 +236,7 @@ impl Placement {
                 ..RemoteProcess::new(format!("group-{index}"), replica, group.hosted.clone())
             })
         });
-        let mut processes: Vec<RemoteProcess> = shared.chain(own).chain(groups).collect();
+        let mut processes: Vec<RemoteProcess> = shared.chain(sized_processes).chain(groups).collect();
         if self.revision > 0 {
             for process in &mut processes {
                 process.name.push_str(&format!("-r{}", self.revision));
@@ -247,22 +246,22 @@ impl Placement {
     }
 }
 
-/// The `count` experts of a layer that `usage` says are used least, ascending; of two that are used alike, the
-/// later one.
+/// Returns the `count` least used experts of a layer, in ascending order; of equally used ones, the later one is
+/// taken.
 pub fn least_used(usage: &[f64], count: usize) -> Vec<u32> {
     let mut ids: Vec<usize> = (0..usage.len()).rev().collect();
-    // Stable: the later ids come first among equals.
+    // The sort is stable: later ids come first among equals.
     ids.sort_by(|a, b| usage[*a].total_cmp(&usage[*b]));
     ids.truncate(count);
     ids.sort_unstable();
     ids.into_iter().map(|id| id as u32).collect()
 }
 
-/// The experts of `model` that are not in `remote`, layer by layer.
+/// Returns the experts of `model` that are not in `remote`, layer by layer.
 pub fn local_experts(model: &[MoeLayer], remote: &[LayerExperts]) -> Vec<LayerExperts> {
     let layers = model.iter().map(|moe| {
-        let away = remote.iter().find(|set| set.layer == moe.layer);
-        let is_local = |id: &u32| away.is_none_or(|set| set.experts.binary_search(id).is_err());
+        let remote_set = remote.iter().find(|set| set.layer == moe.layer);
+        let is_local = |id: &u32| remote_set.is_none_or(|set| set.experts.binary_search(id).is_err());
         LayerExperts { layer: moe.layer, experts: (0..moe.experts).filter(is_local).collect() }
     });
     layers.filter(|set| !set.experts.is_empty()).collect()
@@ -272,10 +271,10 @@ fn check_replicas(field: &str, replicas: u32) -> Result<(), PlacementError> {
     check_count(field, replicas, MAX_REPLICAS)
 }
 
-fn check_count(field: &str, count: u32, most: u32) -> Result<(), PlacementError> {
-    if (1..=most).contains(&count) {
+fn check_count(field: &str, count: u32, max: u32) -> Result<(), PlacementError> {
+    if (1..=max).contains(&count) {
         Ok(())
     } else {
-        Err(PlacementError::new(field, format!("expected 1 to {most}, got {count}")))
+        Err(PlacementError::new(field, format!("expected 1 to {max}, got {count}")))
     }
 }

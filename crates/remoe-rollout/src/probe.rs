@@ -1,4 +1,4 @@
-//! Asking functions whether they are well.
+//! Health probes of functions.
 
 use crate::control::{self, DescribingClient};
 use crate::launcher::FunctionId;
@@ -13,23 +13,23 @@ use tonic_health::pb::HealthCheckRequest;
 use tonic_health::pb::health_check_response::ServingStatus;
 use tonic_health::pb::health_client::HealthClient;
 
-/// A probe that is not answered within this time was not answered.
+/// Timeout of a probe.
 const PROBE_TIMEOUT: Duration = Duration::from_secs(2);
-/// Between probes of a function that is ready.
+/// Interval of probes of a ready function.
 const READY_INTERVAL: Duration = Duration::from_millis(500);
-/// Between probes of a function that is not: its readiness is noticed soon, soonest when it has just begun.
+/// Initial and maximum interval of probes of an unready function, so that its readiness is noticed soon.
 const FIRST_INTERVAL: Duration = Duration::from_millis(5);
 const UNREADY_INTERVAL: Duration = Duration::from_millis(50);
 
-/// One answer.
+/// Answer to a probe.
 pub(crate) struct ProbeResult {
     pub(crate) id: FunctionId,
     pub(crate) ready: bool,
-    /// The generation that a main function has in force; 0: none.
+    /// Generation that a main function has in force; 0 if none.
     pub(crate) generation: u64,
 }
 
-/// Probes the function at `address` until the receiver of `answers` is gone. Probes without an answer are not reported.
+/// Probes the function at `address` until the receiver of `answers` is dropped. Unanswered probes are not reported.
 pub(crate) async fn probe(
     id: FunctionId,
     role: Role,
@@ -37,9 +37,9 @@ pub(crate) async fn probe(
     answers: mpsc::Sender<ProbeResult>,
 ) {
     let Ok(channel) = control::channel(address) else { return };
-    let mut unready = FIRST_INTERVAL;
+    let mut unready_interval = FIRST_INTERVAL;
     loop {
-        let answer = timeout(PROBE_TIMEOUT, ask(role, channel.clone())).await.ok().flatten();
+        let answer = timeout(PROBE_TIMEOUT, probe_once(role, channel.clone())).await.ok().flatten();
         if let Some((ready, generation)) = answer {
             let id = id.clone();
             if answers.send(ProbeResult { id, ready, generation }).await.is_err() {
@@ -47,15 +47,15 @@ pub(crate) async fn probe(
             }
         }
         let ready = answer.is_some_and(|(ready, _)| ready);
-        sleep(if ready { READY_INTERVAL } else { unready }).await;
-        unready = (unready * 2).min(UNREADY_INTERVAL);
+        sleep(if ready { READY_INTERVAL } else { unready_interval }).await;
+        unready_interval = (unready_interval * 2).min(UNREADY_INTERVAL);
     }
 }
 
 /// Returns the readiness of the function and its generation; `None` if it does not answer.
-async fn ask(role: Role, channel: Channel) -> Option<(bool, u64)> {
+async fn probe_once(role: Role, channel: Channel) -> Option<(bool, u64)> {
     match role {
-        // A main function that answers at all can be given a routing, which makes it ready.
+        // A main function that answers can receive a routing, which makes it ready.
         Role::Main => {
             let mut client = DescribingClient::new(channel);
             let answer = client.describe(DescribeMainRequest::default()).await.ok()?;

@@ -1,4 +1,4 @@
-//! Functions as processes of this machine.
+//! Launcher of functions as local processes.
 
 use crate::activity::Activity;
 use crate::cgroup::{CgroupError, Cgroups};
@@ -17,21 +17,21 @@ use tokio::process::Command;
 use tokio::runtime::Handle;
 use tokio::sync::{Notify, oneshot};
 
-/// One line that a function wrote, for people and log files.
+/// Line of a function's log.
 #[derive(Debug, Clone, Copy)]
 pub struct LogLine<'a> {
-    /// The place that the function fills.
+    /// Slot of the function.
     pub name: &'a str,
     /// Id of its process.
     pub pid: u32,
-    /// The line, without its end.
+    /// Text without the line break.
     pub text: &'a str,
 }
 
-/// Receives every line that a function logs.
+/// Receiver of log lines.
 pub type LogSink = Arc<dyn Fn(LogLine<'_>) + Send + Sync>;
 
-/// Where the function programs lie.
+/// Paths of the function programs.
 #[derive(Debug, Clone)]
 pub struct Programs {
     /// The main function.
@@ -40,11 +40,11 @@ pub struct Programs {
     pub remote: PathBuf,
 }
 
-/// Starts functions as child processes and keeps what is known about them.
+/// Launcher of functions as child processes.
 ///
-/// Every child is started by one thread that lives as long as the launcher: a function asks the
-/// kernel to end it with the *thread* that started it. Children have process groups of their own,
-/// so that Ctrl-C on the terminal reaches only the launcher, which then drains them.
+/// One thread starts all children and lives as long as the launcher: a child has itself killed when the *thread* that
+/// started it ends. Children have their own process groups, so that Ctrl-C on the terminal reaches only the launcher,
+/// which then drains them.
 pub struct ProcessLauncher {
     programs: Programs,
     announce_timeout: Duration,
@@ -61,7 +61,7 @@ struct SpawnJob {
     reply: oneshot::Sender<std::io::Result<tokio::process::Child>>,
 }
 
-/// State that the launcher shares with the tasks that watch its children.
+/// State that the launcher shares with the watchers of its children.
 #[derive(Default)]
 pub(crate) struct LauncherShared {
     children: Mutex<BTreeMap<u64, Child>>,
@@ -78,14 +78,14 @@ impl LauncherShared {
     }
 
     fn children(&self) -> MutexGuard<'_, BTreeMap<u64, Child>> {
-        // Every change is a single assignment: a record is whole even where a thread panicked.
+        // Every change is a single assignment: records stay consistent after a panic.
         self.children.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 impl ProcessLauncher {
-    /// A launcher of `programs`. A child that does not announce itself within `announce_timeout` is
-    /// ended. Call it within a tokio runtime.
+    /// Creates a launcher of `programs`. A child that does not announce itself within `announce_timeout` is killed.
+    /// Must be called within a tokio runtime.
     ///
     /// # Errors
     /// The spawning thread cannot be started.
@@ -121,8 +121,7 @@ impl ProcessLauncher {
         self
     }
 
-    /// Gives a child that has not announced itself as long as `activity` notes progress, and the announce timeout after
-    /// that.
+    /// Extends the announce timeout as long as `activity` notes progress.
     #[must_use]
     pub fn with_activity(mut self, activity: Activity) -> Self {
         self.activity = activity;
@@ -249,7 +248,7 @@ impl Launcher for ProcessLauncher {
                 children.remove(&number);
             } else {
                 child.observed.phase = FunctionPhase::Stopping;
-                // Full means that requests are waiting already; closed, that the child has ended.
+                // Full: requests are pending already. Closed: the child has ended.
                 let _sent = child.stop.try_send(grace);
             }
         }

@@ -8,40 +8,39 @@ use remoe_proto::v1::LayerExperts;
 use serde::Serialize;
 use std::net::SocketAddr;
 
-/// A deployment as it is now.
+/// Current status of a deployment.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Status {
-    /// The number of the latest change of what is wanted that this follows.
+    /// Number of the latest change of the desired state that is included.
     pub change: u64,
-    /// The generation that the present main function has in force: the deployment answers.
+    /// Generation that the main function has in force; then the deployment serves.
     pub generation: Option<u64>,
-    /// One entry per place, the main function first; at the end places that are no longer wanted and whose functions
-    /// are still there.
+    /// One entry per slot, the main function first; then unwanted slots whose functions still exist.
     pub functions: Vec<FunctionStatus>,
     /// Set when the deployment was given up.
     pub failure: Option<StartFailure>,
-    /// Why the last routing was not put in force, where it was not.
+    /// Reason why the last push of routing failed, if it did.
     pub routing_problem: Option<String>,
 }
 
-/// One place of a deployment.
+/// Status of one slot of a deployment.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct FunctionStatus {
-    /// The place.
+    /// Name of the slot.
     pub name: String,
-    /// The part that is played there.
+    /// Role of the function.
     pub role: Role,
     /// State of the function.
     pub state: FunctionState,
     /// Process id, if there is a process.
     pub pid: Option<u32>,
-    /// Where it speaks gRPC, once it listens.
+    /// gRPC address, once it listens.
     pub grpc: Option<SocketAddr>,
-    /// Where it speaks HTTP to users.
+    /// HTTP address for clients.
     pub http: Option<SocketAddr>,
-    /// Where it serves `/metrics`.
+    /// Address of `/metrics`.
     pub metrics: Option<SocketAddr>,
-    /// The remote experts that it hosts.
+    /// Hosted remote experts.
     pub hosted: Vec<LayerExperts>,
 }
 
@@ -49,24 +48,24 @@ pub struct FunctionStatus {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum FunctionState {
-    /// There is none; it will be started after a pause.
+    /// There is no function; it starts after a pause.
     Waiting,
-    /// There is none, and none is needed: it will be started when its experts are asked for.
+    /// There is no function, and none is needed until its experts are used.
     Asleep,
-    /// It has been started and does not listen yet.
+    /// It was started and does not listen yet.
     Starting,
-    /// It listens and is not ready.
+    /// It listens and is not ready yet.
     Loading,
     /// It is ready and not in the generation in force yet.
     Ready,
     /// It is in the generation in force.
     Serving,
-    /// It has been asked to stop.
+    /// It is terminating.
     Stopping,
 }
 
 impl FunctionState {
-    /// The state in a word.
+    /// Returns the name of the state.
     pub fn name(self) -> &'static str {
         match self {
             Self::Waiting => "waiting",
@@ -80,30 +79,30 @@ impl FunctionState {
     }
 }
 
-/// A function that refused to start, and with it the deployment.
+/// Failure of a deployment because a function refused to start.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{name} {ending}")]
 pub struct StartFailure {
-    /// The place that it was to fill.
+    /// Name of its slot.
     pub name: String,
     /// Exit of the function, with its last log lines.
     pub ending: Ending,
 }
 
 impl FunctionStatus {
-    /// Returns the status of the place of `spec`, filled by `instance`, under the route in force; `rests`: nothing is
-    /// to fill it now.
+    /// Returns the status of the slot of `spec`, filled by `instance`, under the route in force. `rests` is set if
+    /// the slot stays empty for now.
     pub(crate) fn of(
         spec: &FunctionSpec,
         instance: Option<&Instance>,
         in_force: Option<&Route>,
         rests: bool,
     ) -> Self {
-        let nothing = if rests { FunctionState::Asleep } else { FunctionState::Waiting };
+        let empty_state = if rests { FunctionState::Asleep } else { FunctionState::Waiting };
         let mut status = Self {
             name: spec.name.clone(),
             role: spec.role,
-            state: nothing,
+            state: empty_state,
             pid: instance.and_then(|instance| instance.observed.pid),
             grpc: None,
             http: None,
@@ -126,7 +125,7 @@ impl FunctionStatus {
             FunctionPhase::Stopping => FunctionState::Stopping,
             FunctionPhase::Ended(_) => {
                 status.pid = None;
-                nothing
+                empty_state
             }
         };
         status

@@ -1,4 +1,4 @@
-//! The loop that keeps a deployment as it is wanted: observe, decide, act.
+//! Control loop of a local deployment: observe, decide, act.
 
 use crate::action::{Action, Route};
 use crate::activity::Activity;
@@ -19,25 +19,25 @@ use tokio::sync::{mpsc, watch};
 use tokio::task::{AbortHandle, JoinHandle};
 use tokio::time::{Instant, sleep, sleep_until, timeout};
 
-/// The loop runs at least this often.
-const TICK: Duration = Duration::from_millis(100);
-/// One round of the loop never counts as more than this. Time in which this process itself did not
-/// run (it was stopped, the machine slept) must not count against the functions.
-const LONGEST_ROUND: Duration = Duration::from_secs(1);
+/// Longest time between two iterations of the loop.
+const MAX_ITERATION_INTERVAL: Duration = Duration::from_millis(100);
+/// Maximum time that one iteration counts for. Time in which this process itself did not run (it was stopped, or the
+/// machine slept) must not count against the functions.
+const MAX_COUNTED_ITERATION: Duration = Duration::from_secs(1);
 
-/// Progress counts for a function that says within this that it is not ready.
-const PROBED: Duration = Duration::from_secs(1);
+/// Window in which noted progress keeps an unready function from being late.
+const PROGRESS_WINDOW: Duration = Duration::from_secs(1);
 
-/// Why a deployment did not become ready.
+/// Failure of a deployment to become ready.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum NotReady {
     /// A function refused to start.
     #[error(transparent)]
     Failed(#[from] StartFailure),
-    /// It took too long.
+    /// The time ran out.
     #[error("not ready after {after:?}: {missing}; raise --ready-timeout to wait longer")]
     TimedOut {
-        /// The time that was allowed.
+        /// Allowed time without progress.
         after: Duration,
         /// Problem of the routing, or functions that were not ready.
         missing: String,
@@ -47,7 +47,7 @@ pub enum NotReady {
     Stopped,
 }
 
-/// A deployment that is kept as wanted until it is shut down or this is dropped.
+/// Supervisor that keeps a deployment in its desired state until it is shut down or dropped.
 pub struct Supervisor {
     status: watch::Receiver<Status>,
     changes: watch::Sender<(u64, Option<Desired>)>,
@@ -57,12 +57,12 @@ pub struct Supervisor {
 }
 
 impl Supervisor {
-    /// Starts to keep `desired` through `launcher`.
+    /// Starts a supervisor that keeps `desired` through `launcher`.
     pub fn spawn(launcher: impl Launcher, desired: Desired, events: EventSink) -> Self {
         Self::spawn_with(launcher, desired, events, Activity::default())
     }
 
-    /// Starts a supervisor, with functions that are not late as long as `activity` notes progress.
+    /// Starts a supervisor whose functions are not late as long as `activity` notes progress.
     pub fn spawn_with(
         launcher: impl Launcher,
         desired: Desired,
@@ -77,7 +77,7 @@ impl Supervisor {
         let supervision = Supervision {
             launcher,
             desired,
-            former: Vec::new(),
+            unwanted: Vec::new(),
             events,
             memory: RestartMemory::default(),
             tracked: BTreeMap::new(),
@@ -94,8 +94,8 @@ impl Supervisor {
         Self { status, changes, shutdown, activity, task }
     }
 
-    /// Keeps `desired` from now on. Functions that both want go on. Returns the number of the change: a
-    /// status of at least that number knows of it.
+    /// Replaces the desired state. Functions that are in both states keep running. Returns the number of the change:
+    /// a status of at least that number includes it.
     pub fn change(&self, desired: Desired) -> u64 {
         let mut number = 0;
         self.changes.send_modify(|change| {
@@ -105,7 +105,7 @@ impl Supervisor {
         number
     }
 
-    /// The deployment as it is, now and whenever it changes.
+    /// Returns a receiver of the status of the deployment.
     pub fn status(&self) -> watch::Receiver<Status> {
         self.status.clone()
     }
@@ -113,11 +113,11 @@ impl Supervisor {
     /// Waits until a generation is in force.
     ///
     /// # Errors
-    /// The deployment was given up, or is not ready `silence` after the last progress.
+    /// The deployment was given up, or made no progress for `silence`.
     pub async fn ready(&self, silence: Duration) -> Result<Status, NotReady> {
         let mut status = self.status.clone();
         let started = Instant::now();
-        let over = async {
+        let silence_passed = async {
             loop {
                 let deadline = self.activity.deadline(started, silence);
                 if deadline <= Instant::now() {
@@ -129,7 +129,7 @@ impl Supervisor {
         let settled = status.wait_for(|status| status.generation.is_some() || status.failure.is_some());
         let settled = tokio::select! {
             settled = settled => Some(settled),
-            () = over => None,
+            () = silence_passed => None,
         };
         if let Some(settled) = settled {
             let settled = settled.map_err(|_closed| NotReady::Stopped)?.clone();
@@ -139,9 +139,9 @@ impl Supervisor {
             };
         }
         let status = self.status.borrow();
-        let is_there =
+        let is_up =
             |state| matches!(state, FunctionState::Ready | FunctionState::Serving | FunctionState::Asleep);
-        let unready = status.functions.iter().filter(|function| !is_there(function.state));
+        let unready = status.functions.iter().filter(|function| !is_up(function.state));
         let names: Vec<&str> = unready.map(|function| function.name.as_str()).collect();
         let missing = match (&status.routing_problem, names.is_empty()) {
             (Some(problem), _) => problem.clone(),
@@ -155,13 +155,12 @@ impl Supervisor {
         Err(NotReady::TimedOut { after: silence, missing })
     }
 
-    /// Stops everything: the main function first, then the remote ones. Each may drain for `grace`,
-    /// and is ended after that.
+    /// Stops the main function, then the remote ones. Each may drain for `grace`, and is killed after that.
     pub async fn shutdown(mut self, grace: Duration) {
         self.shutdown.send_replace(Some(grace));
-        // Two rounds of draining, and the time that the kernel takes to end processes.
+        // Two drains, and the time that the kernel takes to end processes.
         let deadline = grace * 2 + Duration::from_secs(5);
-        // When it is over, dropping the launcher ends what is left.
+        // After the deadline, dropping the launcher kills the remaining functions.
         let _overdue = timeout(deadline, &mut self.task).await;
     }
 }
@@ -175,13 +174,13 @@ impl Drop for Supervisor {
 struct Supervision<L> {
     launcher: L,
     desired: Desired,
-    /// Places that are no longer wanted, as long as their functions are there.
-    former: Vec<FunctionSpec>,
+    /// Unwanted slots whose functions still exist.
+    unwanted: Vec<FunctionSpec>,
     events: EventSink,
     memory: RestartMemory,
     tracked: BTreeMap<FunctionId, Tracked>,
     now: Time,
-    /// The number of the latest change that was followed.
+    /// Number of the latest change of the desired state.
     change: u64,
     publish: watch::Sender<Status>,
     failure: Option<StartFailure>,
@@ -215,10 +214,10 @@ impl<L: Launcher> Supervision<L> {
         mut answers: mpsc::Receiver<ProbeResult>,
         mut routings: mpsc::Receiver<RoutingResult>,
     ) {
-        let mut round = Instant::now();
+        let mut iteration_started = Instant::now();
         loop {
             if let Some(grace) = *shutdown.borrow_and_update() {
-                self.want_nothing(grace);
+                self.desire_nothing(grace);
             }
             self.observe().await;
             let instances: Vec<Instance> =
@@ -234,40 +233,40 @@ impl<L: Launcher> Supervision<L> {
             }
             tokio::select! {
                 () = self.launcher.changed() => {}
-                () = sleep(TICK) => {}
-                Some(answer) = answers.recv() => self.answered(&answer),
-                Some(result) = routings.recv() => self.routed(result),
+                () = sleep(MAX_ITERATION_INTERVAL) => {}
+                Some(answer) = answers.recv() => self.record_answer(&answer),
+                Some(result) = routings.recv() => self.record_push_result(result),
                 Ok(()) = shutdown.changed() => {}
                 Ok(()) = changes.changed() => {
                     let (number, desired) = changes.borrow_and_update().clone();
                     self.change = number;
                     if let Some(desired) = desired {
-                        self.want(desired);
+                        self.set_desired(desired);
                     }
                 }
             }
-            self.now += round.elapsed().min(LONGEST_ROUND);
-            round = Instant::now();
+            self.now += iteration_started.elapsed().min(MAX_COUNTED_ITERATION);
+            iteration_started = Instant::now();
         }
     }
 
-    fn want(&mut self, desired: Desired) {
+    fn set_desired(&mut self, desired: Desired) {
         let before = std::mem::replace(&mut self.desired, desired);
         let wanted = |spec: &FunctionSpec| self.desired.functions.iter().any(|other| other.name == spec.name);
-        self.former.extend(before.functions);
-        self.former.retain(|spec| !wanted(spec));
+        self.unwanted.extend(before.functions);
+        self.unwanted.retain(|spec| !wanted(spec));
     }
 
-    fn want_nothing(&mut self, grace: Duration) {
+    fn desire_nothing(&mut self, grace: Duration) {
         self.desired.functions.clear();
         self.desired.drain = grace;
     }
 
-    /// Brings what is tracked up to what the launcher lists.
+    /// Updates the tracked functions to the launcher's list.
     async fn observe(&mut self) {
         let listed = self.launcher.list().await;
         self.tracked.retain(|id, _| listed.iter().any(|observed| observed.id == *id));
-        self.former.retain(|spec| listed.iter().any(|observed| observed.name == spec.name));
+        self.unwanted.retain(|spec| listed.iter().any(|observed| observed.name == spec.name));
         for observed in listed {
             let now = self.now;
             let tracked = self.tracked.entry(observed.id.clone()).or_insert_with(|| Tracked {
@@ -284,21 +283,21 @@ impl<L: Launcher> Supervision<L> {
         }
     }
 
-    fn answered(&mut self, answer: &ProbeResult) {
+    fn record_answer(&mut self, answer: &ProbeResult) {
         let Some(tracked) = self.tracked.get_mut(&answer.id) else { return };
         let instance = &mut tracked.instance;
         instance.answered = self.now;
-        // What gets on is not late.
-        let moves = self.activity.moved_within(PROBED);
+        // A function that makes progress is not late.
+        let makes_progress = self.activity.moved_within(PROGRESS_WINDOW);
         instance.unready_since = match (answer.ready, instance.unready_since) {
             (true, _) => None,
-            (false, since) => since.filter(|_| !moves).or(Some(self.now)),
+            (false, since) => since.filter(|_| !makes_progress).or(Some(self.now)),
         };
-        self.found(answer.generation);
+        self.observe_generation(answer.generation);
     }
 
-    /// Says where a main function follows a generation that is not of this deployment.
-    fn found(&mut self, generation: u64) {
+    /// Reports a main function with a foreign generation.
+    fn observe_generation(&mut self, generation: u64) {
         if self.memory.found(generation, self.now) {
             (self.events)(&RolloutEvent::Overruled { generation });
         }
@@ -325,8 +324,8 @@ impl<L: Launcher> Supervision<L> {
             }
             Action::Forget { id, name, ending } => {
                 self.launcher.stop(&id, Duration::ZERO).await;
-                let asked = self.tracked.get(&id).is_some_and(|tracked| tracked.asked_to_end);
-                (self.events)(&if asked {
+                let requested = self.tracked.get(&id).is_some_and(|tracked| tracked.asked_to_end);
+                (self.events)(&if requested {
                     RolloutEvent::Stopped { name, ending }
                 } else {
                     RolloutEvent::Ended { name, ending }
@@ -352,10 +351,10 @@ impl<L: Launcher> Supervision<L> {
 
     fn give_up(&mut self, name: String, ending: Ending) {
         self.failure.get_or_insert(StartFailure { name, ending });
-        self.want_nothing(Duration::ZERO);
+        self.desire_nothing(Duration::ZERO);
     }
 
-    /// Pushes a generation without waiting for it: health is watched meanwhile.
+    /// Pushes a generation in the background; probing continues meanwhile.
     fn push(&self, generation: u64, route: &Route) {
         let address = self.address(&route.main);
         let routing = Routing {
@@ -364,7 +363,7 @@ impl<L: Launcher> Supervision<L> {
             remote: self.desired.remote.clone(),
             account: self.desired.account.clone(),
         };
-        let deadline = self.desired.patience.ready;
+        let deadline = self.desired.timeouts.ready;
         let results = self.routing_sender.clone();
         tokio::spawn(async move {
             let result = match address {
@@ -373,7 +372,7 @@ impl<L: Launcher> Supervision<L> {
                     Err(ServiceError::new(ErrorCode::Unavailable, "cannot reach the main function: it ended"))
                 }
             };
-            // Closed: the deployment is gone.
+            // Closed: the supervisor has ended.
             let _unwanted = results.send(result).await;
         });
     }
@@ -381,7 +380,7 @@ impl<L: Launcher> Supervision<L> {
     fn endpoint(&self, id: &FunctionId) -> Option<Endpoint> {
         let name = &self.tracked.get(id)?.instance.observed.name;
         let spec = self.desired.functions.iter().find(|spec| spec.name == *name)?;
-        // Whole sets are named by their layers alone: the routing says what they are.
+        // Complete sets are named by their layers alone; the routing lists their experts.
         let is_whole = spec.hosted.iter().all(|set| self.desired.remote.contains(set));
         let (layers, experts) = match is_whole {
             true => (spec.hosted.iter().map(|set| set.layer).collect(), Vec::new()),
@@ -397,12 +396,12 @@ impl<L: Launcher> Supervision<L> {
         }
     }
 
-    fn routed(&mut self, result: RoutingResult) {
-        let later = result.as_ref().is_ok_and(|ack| ack.generation > self.memory.newest());
-        self.memory.routed(result.is_ok() && !later, self.now);
+    fn record_push_result(&mut self, result: RoutingResult) {
+        let is_foreign = result.as_ref().is_ok_and(|ack| ack.generation > self.memory.newest());
+        self.memory.routed(result.is_ok() && !is_foreign, self.now);
         let event = match result {
-            // Another one is in force, and this one had no effect.
-            Ok(ack) if later => return self.found(ack.generation),
+            // A later generation is in force, and this one had no effect.
+            Ok(ack) if is_foreign => return self.observe_generation(ack.generation),
             Ok(ack) => {
                 self.routing_problem = None;
                 let problems = ack.problems.iter();
@@ -416,7 +415,7 @@ impl<L: Launcher> Supervision<L> {
             Err(error) => {
                 self.routing_problem = Some(error.message.clone());
                 if error.code == ErrorCode::InvalidArgument && !self.memory.settled() {
-                    // The same routing would be refused again.
+                    // The same routing would be rejected again.
                     let cause = Some(format!("rejected the placement: {}", error.message));
                     let ending = Ending { cause, ..Ending::default() };
                     self.give_up("main".to_owned(), ending);
@@ -434,7 +433,7 @@ impl<L: Launcher> Supervision<L> {
         };
         let in_force = self.memory.in_force().filter(|(_, route)| self.address(&route.main).is_some());
         let route = in_force.map(|(_, route)| route);
-        let specs = self.desired.functions.iter().chain(&self.former);
+        let specs = self.desired.functions.iter().chain(&self.unwanted);
         let status = Status {
             change: self.change,
             generation: in_force.map(|(generation, _)| generation),

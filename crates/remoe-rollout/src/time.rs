@@ -2,5 +2,5 @@
 
 use std::time::Duration;
 
-/// A point in time, as the time since an origin that all others have too.
+/// Point in time, as the duration since a common origin.
 pub type Time = Duration;

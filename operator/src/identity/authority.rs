@@ -1,8 +1,8 @@
-//! The authority, kept in a Secret that only the operator reads.
+//! Certificate authority, stored in a Secret that only the operator reads.
 
 use super::IdentityFailure;
-use super::secret::{held, own_secret, pair_of};
-use crate::calls::Calls;
+use super::secret::{own_secret, pair_of, stored_certificate};
+use crate::api::NamespaceApi;
 use k8s_openapi::ByteString;
 use k8s_openapi::api::core::v1::Secret;
 use remoe_identity::{Authority, CertifiedKey};
@@ -10,28 +10,31 @@ use remoe_proto::identity::{CERTIFICATE, KEY};
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-/// How long its certificate is good for: ten years. A new authority is made by deleting the Secret.
-const LIFE: Duration = Duration::from_secs(10 * 365 * 24 * 3600);
+/// Lifetime of the authority's certificate: ten years. Deleting the Secret creates a new authority.
+const AUTHORITY_LIFETIME: Duration = Duration::from_secs(10 * 365 * 24 * 3600);
 
-/// The authority that is kept in the Secret `name` of the operator's own namespace, or a new one, which is kept before
-/// anything is signed.
+/// Returns the authority stored in the Secret `name` of the operator's namespace. If there is none, creates it, and
+/// stores it before it signs anything.
 ///
 /// # Errors
-/// A call came to nothing, or what is kept cannot be used.
-pub(super) async fn authority(calls: &Calls, name: &str) -> Result<Authority, IdentityFailure> {
+/// An API call failed, or the stored authority cannot be used.
+pub(super) async fn load_or_create_authority(
+    api: &NamespaceApi,
+    name: &str,
+) -> Result<Authority, IdentityFailure> {
     let unusable = |error| IdentityFailure::Authority { error };
-    let open = |secret: &Secret| Authority::open(&pair_of(&held(secret))).map_err(unusable);
-    if let Some(secret) = calls.get::<Secret>(name).await? {
+    let open = |secret: &Secret| Authority::open(&pair_of(&stored_certificate(secret))).map_err(unusable);
+    if let Some(secret) = api.get::<Secret>(name).await? {
         return open(&secret);
     }
-    let (authority, pair) = Authority::create(LIFE).map_err(unusable)?;
-    match calls.create(&secret(name, pair)).await {
+    let (authority, pair) = Authority::create(AUTHORITY_LIFETIME).map_err(unusable)?;
+    match api.create(&authority_secret(name, pair)).await {
         Ok(_) => {
             tracing::info!(secret = name, "certificate authority created");
             Ok(authority)
         }
-        // Another operator was first.
-        Err(error) if error.code() == 409 => match calls.get::<Secret>(name).await? {
+        // Another operator created it first.
+        Err(error) if error.code() == 409 => match api.get::<Secret>(name).await? {
             Some(secret) => open(&secret),
             None => Err(error.into()),
         },
@@ -39,7 +42,7 @@ pub(super) async fn authority(calls: &Calls, name: &str) -> Result<Authority, Id
     }
 }
 
-fn secret(name: &str, pair: CertifiedKey) -> Secret {
+fn authority_secret(name: &str, pair: CertifiedKey) -> Secret {
     let files = [(CERTIFICATE, pair.certificate), (KEY, pair.key)];
     let files = files.map(|(file, text)| (file.to_owned(), ByteString(text.into_bytes())));
     own_secret(name, BTreeMap::from(files))

@@ -1,9 +1,9 @@
-//! Certificates that cert-manager makes: what it is asked for.
+//! Certificate resources of cert-manager.
 
-use super::CertificateCheck;
+use super::CertificateState;
 use super::secret::issued_name;
-use crate::calls::{CallError, Calls};
-use crate::drift::is_as;
+use crate::api::{CallError, NamespaceApi};
+use crate::drift::is_up_to_date;
 use crate::names::Component;
 use crate::ownership::{is_owned_by, name_taken, owned_meta};
 use kube::{CustomResource, ResourceExt};
@@ -12,7 +12,7 @@ use remoe_proto::identity::Identity;
 use serde::{Deserialize, Serialize};
 use std::time::Duration;
 
-/// Certificate that is requested from cert-manager, which fills in the fields that are not named here.
+/// Spec of a requested certificate. cert-manager fills in the fields that are absent here.
 #[derive(CustomResource, Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[kube(
     group = "cert-manager.io",
@@ -26,7 +26,7 @@ use std::time::Duration;
 #[serde(rename_all = "camelCase")]
 pub(crate) struct CertificateSpec {
     secret_name: String,
-    /// As Go writes durations.
+    /// Duration in Go's notation.
     duration: String,
     renew_before: String,
     uris: Vec<String>,
@@ -42,7 +42,7 @@ pub(crate) struct CertificateStatus {
     conditions: Vec<CertificateCondition>,
 }
 
-/// One thing that it says.
+/// Condition of a Certificate.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 struct CertificateCondition {
     #[serde(rename = "type")]
@@ -51,14 +51,14 @@ struct CertificateCondition {
 }
 
 impl Certificate {
-    /// Reports if the Secret has the certificate.
+    /// Returns whether cert-manager has written the Secret.
     fn is_ready(&self) -> bool {
         let conditions = self.status.iter().flat_map(|status| &status.conditions);
-        conditions.into_iter().any(|each| each.kind == "Ready" && each.status == "True")
+        conditions.into_iter().any(|condition| condition.kind == "Ready" && condition.status == "True")
     }
 }
 
-/// How the key is made.
+/// Parameters of the private key.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 struct PrivateKey {
@@ -76,30 +76,30 @@ pub(crate) struct IssuerRef {
     pub kind: String,
 }
 
-/// The Certificate of `part` of `owner`, which goes with it: cert-manager writes the Secret that the pods
-/// mount.
+/// Returns the Certificate of `component` of `owner`, by which cert-manager writes the Secret that the pods mount. It
+/// is owned by the deployment.
 pub(crate) fn certificate(
     owner: &MoEDeployment,
-    part: Component,
+    component: Component,
     identity: &Identity,
     issuer: &IssuerRef,
-    life: Duration,
+    lifetime: Duration,
 ) -> Certificate {
-    let secret_name = issued_name(&owner.name_any(), part);
-    let text = |words: &str| words.to_owned();
+    let secret_name = issued_name(&owner.name_any(), component);
+    let owned = |text: &str| text.to_owned();
     Certificate {
         metadata: owned_meta(owner, |_| secret_name.clone()),
         spec: CertificateSpec {
             secret_name,
-            duration: format!("{}s", life.as_secs()),
-            renew_before: format!("{}s", life.as_secs() / 2),
+            duration: format!("{}s", lifetime.as_secs()),
+            renew_before: format!("{}s", lifetime.as_secs() / 2),
             uris: vec![identity.to_string()],
-            usages: ["digital signature", "client auth", "server auth"].map(text).into(),
+            usages: ["digital signature", "client auth", "server auth"].map(owned).into(),
             private_key: PrivateKey {
-                algorithm: text("ECDSA"),
+                algorithm: owned("ECDSA"),
                 size: 256,
-                encoding: text("PKCS8"),
-                rotation_policy: text("Always"),
+                encoding: owned("PKCS8"),
+                rotation_policy: owned("Always"),
             },
             issuer_ref: issuer.clone(),
         },
@@ -110,19 +110,19 @@ pub(crate) fn certificate(
 /// Applies a Certificate of `owner`, unless it belongs to another owner.
 ///
 /// # Errors
-/// A call that came to nothing.
-pub(super) async fn keep_certificate(
-    calls: &Calls,
+/// An API call failed.
+pub(super) async fn apply_certificate(
+    api: &NamespaceApi,
     owner: &MoEDeployment,
     wanted: &Certificate,
-) -> Result<CertificateCheck, CallError> {
-    if let Some(live) = calls.get::<Certificate>(&wanted.name_any()).await? {
+) -> Result<CertificateState, CallError> {
+    if let Some(live) = api.get::<Certificate>(&wanted.name_any()).await? {
         if !is_owned_by(&live, &owner.uid().unwrap_or_default()) {
-            return Ok(CertificateCheck::Refused(name_taken(wanted)));
+            return Ok(CertificateState::ActionRequired(name_taken(wanted)));
         }
-        if is_as(&live, wanted) {
-            return Ok(if live.is_ready() { CertificateCheck::There } else { CertificateCheck::Coming });
+        if is_up_to_date(&live, wanted) {
+            return Ok(if live.is_ready() { CertificateState::Present } else { CertificateState::Pending });
         }
     }
-    calls.apply(wanted).await.map(|_| CertificateCheck::Coming)
+    api.apply(wanted).await.map(|_| CertificateState::Pending)
 }

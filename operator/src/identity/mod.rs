@@ -1,28 +1,28 @@
-//! The certificates by which the functions of a deployment and the operator know each other.
+//! Certificates for mutual TLS between the functions of a deployment, the operator and the gateways.
 //!
-//! An authority, whose key lies in one Secret beside the operator, signs a certificate for the main functions
-//! of each deployment and one for its remote ones. They lie in two Secrets beside the pods that mount them, so
-//! that no function can play another part. The gateways of the release have one in a Secret beside the operator. The
-//! Secrets alone decide when they are renewed ([`due`], pure); nothing is remembered.
+//! A certificate authority signs one certificate for the main functions of a deployment and one for its remote-expert
+//! functions. Each lies in its own Secret in the namespace of the pods, so that a function of one role cannot pose as
+//! the other. The authority's key and the certificate of the gateways lie in Secrets in the operator's namespace.
+//! Renewal depends only on the content of the Secrets ([`renewal`], pure).
 
 mod authority;
 mod certificate;
-mod due;
 mod gateways;
+mod renewal;
 mod secret;
 
-pub(crate) use due::{StoredCertificate, due};
 pub(crate) use gateways::{GATEWAY_IDENTITY, knows_gateways};
-pub(crate) use secret::{held, secret_name, secret_of};
+pub(crate) use renewal::{StoredCertificate, renewal_reason};
+pub(crate) use secret::{secret_name, secret_of, stored_certificate};
 
-use super::allowed::Allowed;
-use super::calls::{CallError, Calls};
+use super::api::{CallError, NamespaceApi};
+use super::deployment_policy::DeploymentPolicy;
 use super::digest::short_hash;
 use super::names::Component;
 use super::ownership::{is_owned_by, name_taken};
-use super::trouble::Trouble;
-use authority::authority;
-use certificate::keep_certificate;
+use super::status_issue::StatusIssue;
+use authority::load_or_create_authority;
+use certificate::apply_certificate;
 use futures_util::future::join_all;
 use k8s_openapi::api::core::v1::Secret;
 use kube::ResourceExt;
@@ -40,31 +40,31 @@ use tokio::time::sleep;
 
 pub(crate) use certificate::{IssuerRef, certificate};
 
-/// Longest time between two checks of the certificate of the gateways: another writer may have removed it.
-const LOOK: Duration = Duration::from_secs(60);
-/// And after one that failed: gateways that start may wait for it.
-const AGAIN: Duration = Duration::from_secs(5);
+/// Longest interval between two checks of the gateway certificate. Another writer may have deleted it.
+const GATEWAY_CHECK_INTERVAL: Duration = Duration::from_secs(60);
+/// Interval after a failed check. Starting gateways may wait for the certificate.
+const GATEWAY_RETRY_INTERVAL: Duration = Duration::from_secs(5);
 
-/// The parts of a deployment that have a certificate each.
-const PARTS: [Component; 2] = [Component::Main, Component::RemoteExpert];
+/// Components of a deployment that have their own certificate.
+const CERTIFIED_COMPONENTS: [Component; 2] = [Component::Main, Component::RemoteExpert];
 
-/// Why the operator cannot tell who is who.
+/// Failure to issue or read certificates.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum IdentityFailure {
-    /// The API.
+    /// API call failed.
     #[error(transparent)]
     Call(#[from] CallError),
-    /// The authority.
+    /// Authority cannot be used.
     #[error(
         "cannot use the authority Secret: {error}; delete it to create a new authority (docs/operations.md)"
     )]
     Authority {
-        /// Fault of the authority.
+        /// Cause.
         error: AuthorityError,
     },
-    /// The operator's own certificate.
+    /// Operator's own certificate cannot be used.
     #[error("cannot use the operator's certificate: {0}")]
-    Own(#[from] IdentityError),
+    OwnCertificate(#[from] IdentityError),
 }
 
 /// Signer of certificates, with its settings.
@@ -72,9 +72,9 @@ pub(super) enum IdentityFailure {
 pub(super) enum Signer {
     /// No certificates: functions accept every caller.
     Unsigned,
-    /// The operator itself.
+    /// Operator, with its own certificate authority.
     Operator,
-    /// An issuer of cert-manager; the operator's own certificate lies in this folder.
+    /// Issuer of cert-manager, with the folder that holds the operator's own certificate.
     CertManager(IssuerRef, PathBuf),
 }
 
@@ -90,105 +90,106 @@ pub enum SignerName {
     Unsigned,
 }
 
-/// How the certificates of a deployment stand.
-pub(super) struct Certified {
+/// State of the certificates of one deployment.
+pub(super) struct CertificateSummary {
     /// Faults that a user must mend.
-    pub(super) troubles: Vec<Trouble>,
-    /// Set if main functions that start now find their certificates, or need none.
-    pub(super) mains: bool,
-    /// When to look again at the latest.
-    pub(super) look_again: Duration,
+    pub(super) issues: Vec<StatusIssue>,
+    /// Set if a main function that starts now finds its certificate, or needs none.
+    pub(super) main_certificate_ready: bool,
+    /// Longest time until the next check.
+    pub(super) requeue_after: Duration,
 }
 
-impl Certified {
-    /// Returns the state of a deployment without certificates, and without pods that would need them.
+impl CertificateSummary {
+    /// Returns the state of a deployment that has no certificates and may not start pods.
     fn none() -> Self {
-        Self { troubles: Vec::new(), mains: false, look_again: Duration::MAX }
+        Self { issues: Vec::new(), main_certificate_ready: false, requeue_after: Duration::MAX }
     }
 }
 
-/// Certificates of a deployment, and those by which the operator speaks with it.
-pub(super) struct Certification {
-    /// Certificates of its functions. A failure keeps nothing from healing: most pods have theirs.
-    pub(super) certified: Result<Certified, IdentityFailure>,
-    /// Credentials of the operator; none without a signer.
+/// Outcome of one certificate check.
+pub(super) struct CertificationOutcome {
+    /// Certificates of the deployment's functions. After a failure the reconcile continues: most pods have their
+    /// certificates already.
+    pub(super) certificates: Result<CertificateSummary, IdentityFailure>,
+    /// Credentials of the operator for calls to main functions; none without a signer.
     pub(super) trust: Result<Option<Trust>, IdentityFailure>,
 }
 
-impl Certification {
-    /// Returns whether main functions that start now find their certificates, or need none.
-    pub(super) fn has_mains(&self) -> bool {
-        self.certified.as_ref().is_ok_and(|certified| certified.mains)
+impl CertificationOutcome {
+    /// Returns whether a main function that starts now finds its certificate, or needs none.
+    pub(super) fn main_certificate_ready(&self) -> bool {
+        self.certificates.as_ref().is_ok_and(|certificates| certificates.main_certificate_ready)
     }
 
     /// Returns the faults that a user must mend.
-    pub(super) fn troubles(&self) -> impl Iterator<Item = Trouble> {
-        self.certified.iter().flat_map(|certified| certified.troubles.clone())
+    pub(super) fn issues(&self) -> impl Iterator<Item = StatusIssue> {
+        self.certificates.iter().flat_map(|certificates| certificates.issues.clone())
     }
 }
 
-/// How one certificate stands.
+/// State of one certificate.
 #[derive(Debug, Clone, PartialEq, Eq)]
-enum CertificateCheck {
-    /// Pods find it.
-    There,
-    /// Another component is to make it.
-    Coming,
-    /// A person must mend something first.
-    Refused(Trouble),
+enum CertificateState {
+    /// The Secret exists, or none is needed.
+    Present,
+    /// Another component (cert-manager or the garbage collector) must act first.
+    Pending,
+    /// A user must act first.
+    ActionRequired(StatusIssue),
 }
 
 /// Identities and authority of the operator and its gateways.
 pub(super) struct Identities {
     signer: Signer,
-    /// How long certificates are good for.
-    life: Duration,
+    /// Lifetime of issued certificates.
+    lifetime: Duration,
     /// Identity of the operator.
-    own: Identity,
-    /// Identity of the gateways of its release.
-    gateway: Identity,
-    /// The Secret of its authority.
-    secret: String,
-    /// The one of the certificate of the gateways.
+    own_identity: Identity,
+    /// Identity of the gateways of the same release.
+    gateway_identity: Identity,
+    /// Name of the Secret of the authority.
+    authority_secret: String,
+    /// Name of the Secret of the gateway certificate.
     gateway_secret: String,
-    /// The API of the operator's own namespace.
-    calls: Calls,
+    /// API client of the operator's own namespace.
+    api: NamespaceApi,
     authority: OnceCell<Authority>,
     keyring: OnceCell<Arc<Keyring>>,
 }
 
 impl Identities {
-    /// Returns the identities for the operator of `release` in `namespace`; its writes are counted in `writes`.
-    /// Releases of one namespace have an authority each: the functions of one do not trust the operator of the other.
+    /// Creates the identities for the operator of `release` in `namespace`. Releases of one namespace have separate
+    /// authorities: functions of one release do not trust the operator of another. Writes are counted in `writes`.
     pub(super) fn new(
         signer: Signer,
-        life: Duration,
+        lifetime: Duration,
         (namespace, release): (&str, &str),
         client: kube::Client,
         writes: IntCounterVec,
     ) -> Self {
         Self {
             signer,
-            life,
-            own: operator(namespace),
-            gateway: gateway(namespace),
-            secret: format!("{release}-authority"),
+            lifetime,
+            own_identity: operator_identity(namespace),
+            gateway_identity: gateway_identity(namespace),
+            authority_secret: format!("{release}-authority"),
             gateway_secret: format!("{release}-gateway-identity"),
-            calls: Calls::new(client, namespace, writes),
+            api: NamespaceApi::new(client, namespace, writes),
             authority: OnceCell::new(),
             keyring: OnceCell::new(),
         }
     }
 
-    /// Returns the credentials that the operator shows to the main functions of `owner`, and the identity that they
+    /// Returns the operator's credentials for calls to main functions of `owner`, with the identity that the peer
     /// must have. Absent without a signer.
     ///
     /// # Errors
-    /// The API cannot be reached, or there is no certificate to show.
+    /// The API cannot be reached, or the operator has no certificate.
     async fn trust(&self, owner: &MoEDeployment) -> Result<Option<Trust>, IdentityFailure> {
         let keyring = match &self.signer {
             Signer::Unsigned => return Ok(None),
-            Signer::Operator => self.signed_here().await?,
+            Signer::Operator => self.own_keyring().await?,
             Signer::CertManager(_, folder) => {
                 let read = async || Keyring::from_folder(folder);
                 self.keyring.get_or_try_init(read).await?.clone()
@@ -198,185 +199,197 @@ impl Identities {
     }
 
     async fn authority(&self) -> Result<&Authority, IdentityFailure> {
-        self.authority.get_or_try_init(|| authority(&self.calls, &self.secret)).await
+        self.authority.get_or_try_init(|| load_or_create_authority(&self.api, &self.authority_secret)).await
     }
 
-    /// Returns the operator's own certificate, renewed when half of its time is over.
-    async fn signed_here(&self) -> Result<Arc<Keyring>, IdentityFailure> {
+    /// Returns the operator's own certificate, renewed after half of its lifetime.
+    async fn own_keyring(&self) -> Result<Arc<Keyring>, IdentityFailure> {
         let authority = self.authority().await?;
         let sign = || {
-            let signed = authority.credentials(&self.own, self.life);
+            let signed = authority.credentials(&self.own_identity, self.lifetime);
             signed.map_err(|error| IdentityFailure::Authority { error })
         };
         let first = async || sign().map(Keyring::with_credentials);
         let keyring = self.keyring.get_or_try_init(first).await?;
-        if !keyring.current().are_valid_in(self.life / 2) {
-            keyring.replace(sign()?);
+        if !keyring.current().are_valid_in(self.lifetime / 2) {
+            keyring.hold(sign()?);
         }
         Ok(keyring.clone())
     }
 
-    /// Renews the certificates of the functions of `owner` where they are due, before any pod waits for one and before one
-    /// that serves expires. A deployment that never ran and asks for something that is not `allowed` gets none.
-    pub(super) async fn certify(
+    /// Renews the certificates of the functions of `owner` that are due. New deployments get their certificates
+    /// before their pods start; running ones get them before the old ones expire. A deployment that never ran and
+    /// violates `policy` gets none.
+    pub(super) async fn ensure_all(
         &self,
-        calls: &Calls,
+        api: &NamespaceApi,
         owner: &MoEDeployment,
-        allowed: &Allowed,
-    ) -> Certification {
+        policy: &DeploymentPolicy,
+    ) -> CertificationOutcome {
         let never_ran = owner.status.as_ref().is_none_or(|status| status.plan.is_none());
-        let certified = match never_ran && allowed.refusal(owner).is_some() {
-            true => Ok(Certified::none()),
-            false => self.keep(calls, owner).await,
+        let certificates = match never_ran && policy.refusal(owner).is_some() {
+            true => Ok(CertificateSummary::none()),
+            false => self.ensure_certificates(api, owner).await,
         };
-        Certification { certified, trust: self.trust(owner).await }
+        CertificationOutcome { certificates, trust: self.trust(owner).await }
     }
 
-    /// Sees to it that the functions of `owner` have certificates, and will have for long enough.
+    /// Issues or renews the certificates of both components of `owner`.
     ///
     /// # Errors
-    /// A call that came to nothing, or no certificate can be made.
-    async fn keep(&self, calls: &Calls, owner: &MoEDeployment) -> Result<Certified, IdentityFailure> {
-        let mut troubles = Vec::new();
-        let mut mains = true;
-        let kept = join_all(PARTS.map(|part| self.keep_part(calls, owner, part))).await;
-        for (part, kept) in PARTS.into_iter().zip(kept) {
-            let kept = match kept {
-                Err(IdentityFailure::Call(error)) if error.code() == 403 && !error.namespace_ends() => {
-                    CertificateCheck::Refused(not_permitted(owner, &error))
+    /// An API call failed, or a certificate cannot be issued.
+    async fn ensure_certificates(
+        &self,
+        api: &NamespaceApi,
+        owner: &MoEDeployment,
+    ) -> Result<CertificateSummary, IdentityFailure> {
+        let mut issues = Vec::new();
+        let mut main_certificate_ready = true;
+        let state =
+            join_all(CERTIFIED_COMPONENTS.map(|component| self.ensure_certificate(api, owner, component)))
+                .await;
+        for (component, state) in CERTIFIED_COMPONENTS.into_iter().zip(state) {
+            let state = match state {
+                Err(IdentityFailure::Call(error))
+                    if error.code() == 403 && !error.namespace_is_terminating() =>
+                {
+                    CertificateState::ActionRequired(not_permitted(owner, &error))
                 }
-                // Another writer set a field that cannot be changed.
+                // Another writer set an immutable field.
                 Err(IdentityFailure::Call(error)) if error.code() == 422 => {
-                    CertificateCheck::Refused(not_changed(owner, part, &error))
+                    CertificateState::ActionRequired(immutable_field(owner, component, &error))
                 }
-                kept => kept?,
+                state => state?,
             };
-            mains &= part != Component::Main || kept == CertificateCheck::There;
-            if let CertificateCheck::Refused(trouble) = kept {
-                troubles.push(trouble);
+            main_certificate_ready &= component != Component::Main || state == CertificateState::Present;
+            if let CertificateState::ActionRequired(issue) = state {
+                issues.push(issue);
             }
         }
-        Ok(Certified { troubles, mains, look_again: self.life / 4 })
+        Ok(CertificateSummary { issues, main_certificate_ready, requeue_after: self.lifetime / 4 })
     }
 
-    async fn keep_part(
+    async fn ensure_certificate(
         &self,
-        calls: &Calls,
+        api: &NamespaceApi,
         owner: &MoEDeployment,
-        part: Component,
-    ) -> Result<CertificateCheck, IdentityFailure> {
+        component: Component,
+    ) -> Result<CertificateState, IdentityFailure> {
         match &self.signer {
-            Signer::Unsigned => Ok(CertificateCheck::There),
-            Signer::Operator => self.keep_secret(calls, owner, part).await,
+            Signer::Unsigned => Ok(CertificateState::Present),
+            Signer::Operator => self.ensure_secret(api, owner, component).await,
             Signer::CertManager(issuer, _) => {
-                let wanted = certificate(owner, part, &identity_of(owner, part), issuer, self.life);
-                keep_certificate(calls, owner, &wanted).await.map_err(IdentityFailure::from)
+                let wanted =
+                    certificate(owner, component, &identity_of(owner, component), issuer, self.lifetime);
+                apply_certificate(api, owner, &wanted).await.map_err(IdentityFailure::from)
             }
         }
     }
 
-    async fn keep_secret(
+    async fn ensure_secret(
         &self,
-        calls: &Calls,
+        api: &NamespaceApi,
         owner: &MoEDeployment,
-        part: Component,
-    ) -> Result<CertificateCheck, IdentityFailure> {
+        component: Component,
+    ) -> Result<CertificateState, IdentityFailure> {
         let authority = self.authority().await?;
-        let (name, identity) = (signed_name(&owner.name_any(), part), identity_of(owner, part));
-        let live = calls.get::<Secret>(&name).await?;
+        let (name, identity) = (signed_name(&owner.name_any(), component), identity_of(owner, component));
+        let live = api.get::<Secret>(&name).await?;
         let uid = owner.uid().unwrap_or_default();
         if live.as_ref().is_some_and(|live| !is_owned_by(live, &uid)) {
-            return Ok(live
-                .as_ref()
-                .map_or(CertificateCheck::Coming, |live| CertificateCheck::Refused(name_taken(live))));
+            return Ok(live.as_ref().map_or(CertificateState::Pending, |live| {
+                CertificateState::ActionRequired(name_taken(live))
+            }));
         }
-        if let Some(held) = self.renewed(authority, live.as_ref(), &identity)? {
-            calls.apply(&secret_of(owner, part, &held)).await?;
+        if let Some(stored_certificate) = self.renewed(authority, live.as_ref(), &identity)? {
+            api.apply(&secret_of(owner, component, &stored_certificate)).await?;
         }
-        Ok(CertificateCheck::There)
+        Ok(CertificateState::Present)
     }
 
-    /// Returns the new content of the Secret of `identity`, of which `live` is the present one. Absent if that stays.
+    /// Returns the new content of the Secret of `identity`; absent if the current content in `live` stays.
     fn renewed(
         &self,
         authority: &Authority,
         live: Option<&Secret>,
         identity: &Identity,
     ) -> Result<Option<StoredCertificate>, IdentityFailure> {
-        let (there, authorities) = (live.map(held), authority.certificate());
-        let Some(reason) = due(there.as_ref(), identity, authorities, self.life, SystemTime::now()) else {
+        let (stored, authorities) = (live.map(stored_certificate), authority.certificate());
+        let Some(reason) =
+            renewal_reason(stored.as_ref(), identity, authorities, self.lifetime, SystemTime::now())
+        else {
             return Ok(None);
         };
-        let pair = authority.sign(identity, self.life);
+        let pair = authority.sign(identity, self.lifetime);
         let pair = pair.map_err(|error| IdentityFailure::Authority { error })?;
         tracing::info!(%identity, %reason, "certificate issued");
         Ok(Some(StoredCertificate::new(pair, authorities)))
     }
 
-    /// Sees to it for ever that the gateways of the release have a certificate, and will have for long enough. Where
-    /// cert-manager signs, the chart asks it for theirs.
-    pub(super) async fn keep_gateways(&self) {
+    /// Keeps the certificate of the release's gateways valid; never returns. With cert-manager the chart requests
+    /// that certificate instead.
+    pub(super) async fn keep_gateway_certificate(&self) {
         if self.signer != Signer::Operator {
             return pending().await;
         }
         loop {
-            let pause = match self.keep_gateway().await {
-                Ok(()) => LOOK.min(self.life / 4),
+            let pause = match self.ensure_gateway_certificate().await {
+                Ok(()) => GATEWAY_CHECK_INTERVAL.min(self.lifetime / 4),
                 Err(error) => {
                     tracing::warn!(%error, secret = self.gateway_secret, "cannot issue the gateway certificate");
-                    AGAIN
+                    GATEWAY_RETRY_INTERVAL
                 }
             };
             sleep(pause).await;
         }
     }
 
-    async fn keep_gateway(&self) -> Result<(), IdentityFailure> {
+    async fn ensure_gateway_certificate(&self) -> Result<(), IdentityFailure> {
         let authority = self.authority().await?;
-        let live = self.calls.get::<Secret>(&self.gateway_secret).await?;
-        if let Some(held) = self.renewed(authority, live.as_ref(), &self.gateway)? {
-            self.calls.apply(&own_secret(&self.gateway_secret, files(&held))).await?;
+        let live = self.api.get::<Secret>(&self.gateway_secret).await?;
+        if let Some(stored_certificate) = self.renewed(authority, live.as_ref(), &self.gateway_identity)? {
+            self.api.apply(&own_secret(&self.gateway_secret, files(&stored_certificate))).await?;
         }
         Ok(())
     }
 }
 
-fn not_permitted(owner: &MoEDeployment, error: &CallError) -> Trouble {
+fn not_permitted(owner: &MoEDeployment, error: &CallError) -> StatusIssue {
     let namespace = owner.namespace().unwrap_or_default();
     let message = format!(
         "cannot issue certificates: {error}; add {namespace} to identity.namespaces of the operator's chart, or to \
          watchNamespaces if that is set"
     );
-    Trouble::new("IdentityNotPermitted", message)
+    StatusIssue::new("IdentityNotPermitted", message)
 }
 
-fn not_changed(owner: &MoEDeployment, part: Component, error: &CallError) -> Trouble {
+fn immutable_field(owner: &MoEDeployment, component: Component, error: &CallError) -> StatusIssue {
     let message = format!(
         "cannot renew the certificate in {}: {error}; delete that object, the operator recreates it",
-        signed_name(&owner.name_any(), part)
+        signed_name(&owner.name_any(), component)
     );
-    Trouble::new("IdentityNotWritten", message)
+    StatusIssue::new("IdentityNotWritten", message)
 }
 
-/// The operator of the release in `namespace`.
-pub(crate) fn operator(namespace: &str) -> Identity {
+/// Returns the identity of the operator in `namespace`.
+pub(crate) fn operator_identity(namespace: &str) -> Identity {
     Identity::Operator { namespace: namespace.to_owned() }
 }
 
-/// The gateways of the release in `namespace`.
-pub(crate) fn gateway(namespace: &str) -> Identity {
+/// Returns the identity of the gateways in `namespace`.
+pub(crate) fn gateway_identity(namespace: &str) -> Identity {
     Identity::Gateway { namespace: namespace.to_owned() }
 }
 
-/// The functions of `owner` that play `part`. After a rotation their name is another one, so that peers refuse
-/// certificates of before.
-pub(crate) fn identity_of(owner: &MoEDeployment, part: Component) -> Identity {
+/// Returns the identity of the functions of `owner` in `component`. A rotation changes it, so that peers reject
+/// certificates issued before.
+pub(crate) fn identity_of(owner: &MoEDeployment, component: Component) -> Identity {
     let (namespace, uid) = (owner.namespace().unwrap_or_default(), owner.uid().unwrap_or_default());
     let deployment = match owner.annotations().get(IDENTITY_ROTATED_AT) {
         Some(at) if !at.is_empty() => format!("{uid}.{}", short_hash(at.as_bytes())),
         _ => uid,
     };
-    match part {
+    match component {
         Component::RemoteExpert => Identity::Remote { namespace, deployment },
         Component::Main | Component::Inspector | Component::Profiler => {
             Identity::Main { namespace, deployment }

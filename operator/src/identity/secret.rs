@@ -1,4 +1,4 @@
-//! Certificates as Secrets.
+//! Stores certificates in Secrets.
 
 use super::StoredCertificate;
 use crate::identity::SignerName;
@@ -12,28 +12,28 @@ use remoe_identity::CertifiedKey;
 use remoe_proto::identity::{CERTIFICATE, CERTIFICATES_OF_AUTHORITIES, KEY};
 use std::collections::BTreeMap;
 
-/// Returns the name of the Secret that the pods of `part` of `deployment` mount; absent without a signer. Each signer
-/// has a Secret of its own: the one that another signer has made, and may make again, does not get in its way.
-pub(crate) fn secret_name(deployment: &str, part: Component, signer: SignerName) -> Option<String> {
+/// Returns the name of the Secret that the pods of `component` of `deployment` mount; absent without a signer. Each
+/// signer has its own Secret, so that two signers never overwrite each other.
+pub(crate) fn secret_name(deployment: &str, component: Component, signer: SignerName) -> Option<String> {
     match signer {
-        SignerName::Operator => Some(signed_name(deployment, part)),
-        SignerName::CertManager => Some(issued_name(deployment, part)),
+        SignerName::Operator => Some(signed_name(deployment, component)),
+        SignerName::CertManager => Some(issued_name(deployment, component)),
         SignerName::Unsigned => None,
     }
 }
 
-/// The one that the operator writes.
-pub(super) fn signed_name(deployment: &str, part: Component) -> String {
-    format!("{deployment}-{}-identity", part.name())
+/// Returns the name of the Secret that the operator writes.
+pub(super) fn signed_name(deployment: &str, component: Component) -> String {
+    format!("{deployment}-{}-identity", component.name())
 }
 
-/// The one that cert-manager writes, and what it is asked for by.
-pub(super) fn issued_name(deployment: &str, part: Component) -> String {
-    format!("{deployment}-{}-certificate", part.name())
+/// Returns the name of the Secret that cert-manager writes; also the name of its Certificate.
+pub(super) fn issued_name(deployment: &str, component: Component) -> String {
+    format!("{deployment}-{}-certificate", component.name())
 }
 
-/// Reads the files of a Secret; missing ones are empty.
-pub(crate) fn held(secret: &Secret) -> StoredCertificate {
+/// Reads the certificate from a Secret; missing files are empty.
+pub(crate) fn stored_certificate(secret: &Secret) -> StoredCertificate {
     let file = |name: &str| {
         let bytes = secret.data.as_ref().and_then(|data| data.get(name));
         bytes.map_or_else(Vec::new, |ByteString(bytes)| bytes.clone())
@@ -41,32 +41,36 @@ pub(crate) fn held(secret: &Secret) -> StoredCertificate {
     StoredCertificate {
         certificate: file(CERTIFICATE),
         key: file(KEY),
-        authorities: file(CERTIFICATES_OF_AUTHORITIES),
+        trust_bundle: file(CERTIFICATES_OF_AUTHORITIES),
     }
 }
 
-/// The certificate and key of what is held.
-pub(super) fn pair_of(held: &StoredCertificate) -> CertifiedKey {
+/// Returns the certificate and key of `stored`.
+pub(super) fn pair_of(stored_certificate: &StoredCertificate) -> CertifiedKey {
     let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
-    CertifiedKey { certificate: text(&held.certificate), key: text(&held.key) }
+    CertifiedKey { certificate: text(&stored_certificate.certificate), key: text(&stored_certificate.key) }
 }
 
-/// Returns the files as a Secret holds them.
-pub(super) fn files(held: &StoredCertificate) -> BTreeMap<String, ByteString> {
+/// Returns the data of the Secret of `stored`.
+pub(super) fn files(stored_certificate: &StoredCertificate) -> BTreeMap<String, ByteString> {
     let files = [
-        (CERTIFICATE, &held.certificate),
-        (KEY, &held.key),
-        (CERTIFICATES_OF_AUTHORITIES, &held.authorities),
+        (CERTIFICATE, &stored_certificate.certificate),
+        (KEY, &stored_certificate.key),
+        (CERTIFICATES_OF_AUTHORITIES, &stored_certificate.trust_bundle),
     ];
     BTreeMap::from(files.map(|(file, bytes)| (file.to_owned(), ByteString(bytes.clone()))))
 }
 
-/// The Secret that the operator writes for `part` of `owner`, which goes with it.
-pub(crate) fn secret_of(owner: &MoEDeployment, part: Component, held: &StoredCertificate) -> Secret {
-    secret(owned_meta(owner, |deployment| signed_name(deployment, part)), files(held))
+/// Returns the Secret of `component` of `owner` that the operator writes. It is owned by the deployment.
+pub(crate) fn secret_of(
+    owner: &MoEDeployment,
+    component: Component,
+    stored_certificate: &StoredCertificate,
+) -> Secret {
+    secret(owned_meta(owner, |deployment| signed_name(deployment, component)), files(stored_certificate))
 }
 
-/// Returns a Secret of the operator's own namespace, without an owner.
+/// Returns a Secret in the operator's own namespace, without an owner reference.
 pub(super) fn own_secret(name: &str, files: BTreeMap<String, ByteString>) -> Secret {
     let labels = [("app.kubernetes.io/part-of", "remoe"), ("app.kubernetes.io/managed-by", MANAGER)];
     let labels = labels.map(|(key, value)| (key.to_owned(), value.to_owned()));

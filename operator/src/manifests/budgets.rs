@@ -1,3 +1,5 @@
+//! Disruption budgets of functions.
+
 use super::Revision;
 use crate::names::function_selector;
 use crate::ownership::owned_meta;
@@ -7,11 +9,11 @@ use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 use kube::ResourceExt;
 use remoe_api::MoEDeployment;
 
-/// One replica of a function may be evicted at a time. A function of one replica has no budget: it
-/// would keep its node from ever being drained.
+/// Returns disruption budgets that let one replica of a function be evicted at a time. A function with one replica
+/// has no budget, since it would block node drains.
 ///
-/// `minAvailable` as a number, since a percentage or `maxUnavailable` would be taken of the scale of the
-/// pods' controller, which counts main functions only.
+/// `minAvailable` is a number: a percentage or `maxUnavailable` would refer to the scale of the pods' controller,
+/// which counts only main functions.
 pub(crate) fn budgets(owner: &MoEDeployment, revision: &Revision) -> Vec<PodDisruptionBudget> {
     let several = revision.functions().filter(|function| function.replicas > 1);
     let budget = |name: &str, replicas: u32| {
@@ -22,7 +24,7 @@ pub(crate) fn budgets(owner: &MoEDeployment, revision: &Revision) -> Vec<PodDisr
             spec: Some(PodDisruptionBudgetSpec {
                 min_available: Some(IntOrString::Int(available)),
                 selector: Some(LabelSelector { match_labels: Some(selector), match_expressions: None }),
-                // A pod that does not work keeps no node from being drained.
+                // An unhealthy pod does not block node drains.
                 unhealthy_pod_eviction_policy: Some("AlwaysAllow".to_owned()),
                 max_unavailable: None,
             }),

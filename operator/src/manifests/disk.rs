@@ -1,29 +1,29 @@
-//! Limits of what the pods of functions may write to the disks of nodes.
+//! Limits of ephemeral storage of pods.
 
 use crate::quantity::megabytes;
 use k8s_openapi::api::core::v1::PodSpec;
 use remoe_api::{ComputeDtype, DenseDtype, ExpertsDtype, MoEDeployment, MoEPlanSpec, PlannedModel};
 
-/// `/tmp`, which programs hardly use.
+/// Size of `/tmp`, which programs hardly use.
 const TEMPORARY_MB: u32 = 1_000;
-/// Headers, indexes and tokenizers, which come before any weight.
-const HEADERS_MB: u32 = 2_000;
-/// Bits of a weight in a checkpoint, at most: float32.
+/// Size of headers, indexes and tokenizers, which are fetched before any weights.
+const HEADER_FILES_MB: u32 = 2_000;
+/// Maximum bits of a weight in a checkpoint: float32.
 const STORED_BITS: u64 = 32;
 
-/// Disk of one pod. It is no part of a function's identity: pods that run keep what they have.
+/// Disk limits of one pod. They are not part of a function's identity: running pods keep theirs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct DiskLimits {
     cache_mb: u32,
 }
 
 impl DiskLimits {
-    /// Limits of a pod that reads headers only.
-    pub(super) const HEADERS: Self = Self { cache_mb: HEADERS_MB };
+    /// Limits of a pod that reads only headers.
+    pub(super) const HEADERS: Self = Self { cache_mb: HEADER_FILES_MB };
 
-    /// Returns the limits of a function of `plan`. Over time it may fetch the whole checkpoint: plans change, and a main function loads
-    /// experts of others that do not answer. All functions of the plan together have all weights in memory, in the
-    /// dtypes of the plan; the checkpoint has at most 32 bits for each.
+    /// Returns the limits of a function of `plan`. Over time it may fetch the whole checkpoint, since plans change
+    /// and main functions load experts whose remote function fails. All functions together hold all weights in memory
+    /// in the dtypes of the plan; the checkpoint has at most 32 bits per weight.
     pub(super) fn of_plan(owner: &MoEDeployment, plan: &MoEPlanSpec) -> Self {
         let remote = plan.remote.iter().map(|remote| u64::from(remote.memory_mb));
         let groups = plan.groups.iter().map(|group| u64::from(group.memory_mb));
@@ -32,11 +32,11 @@ impl DiskLimits {
             u64::from(gpu.count) * u64::from(spec.pricing.gpu_memory_mb.unwrap_or_default())
         });
         let memory = remote.chain(groups).chain([plan.main.limit_mb.into(), device]).sum::<u64>();
-        let stored = memory.saturating_mul(STORED_BITS / least_bits(&plan.model));
-        Self { cache_mb: u32::try_from(stored).unwrap_or(u32::MAX).saturating_add(HEADERS_MB) }
+        let stored = memory.saturating_mul(STORED_BITS / min_weight_bits(&plan.model));
+        Self { cache_mb: u32::try_from(stored).unwrap_or(u32::MAX).saturating_add(HEADER_FILES_MB) }
     }
 
-    /// Limits the volumes of `spec` that are folders on the node's disk.
+    /// Limits the emptyDir volumes of `spec`.
     pub(super) fn apply(self, spec: &mut PodSpec) {
         for volume in spec.volumes.iter_mut().flatten() {
             if let Some(folder) = &mut volume.empty_dir {
@@ -48,8 +48,8 @@ impl DiskLimits {
     }
 }
 
-/// Bits of a weight in memory, at least.
-fn least_bits(model: &PlannedModel) -> u64 {
+/// Returns the minimum bits of a weight in memory.
+fn min_weight_bits(model: &PlannedModel) -> u64 {
     let experts = model.experts_dtype.map(|dtype| match dtype {
         ExpertsDtype::Int4 | ExpertsDtype::Mxfp4 => 4,
         ExpertsDtype::Int8 | ExpertsDtype::Fp8 => 8,
@@ -64,7 +64,7 @@ fn least_bits(model: &PlannedModel) -> u64 {
         ComputeDtype::Bfloat16 => 16,
         ComputeDtype::Float32 => 32,
     };
-    // Beside quantised experts other weights may be int8, whatever the plan says of them.
-    let beside = experts.map_or(compute, |_| 8);
-    [experts.unwrap_or(compute), dense.unwrap_or(beside), compute].into_iter().min().unwrap_or(compute)
+    // If experts are quantised, other weights may be int8 as well.
+    let other_weights = experts.map_or(compute, |_| 8);
+    [experts.unwrap_or(compute), dense.unwrap_or(other_weights), compute].into_iter().min().unwrap_or(compute)
 }

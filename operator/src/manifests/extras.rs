@@ -1,4 +1,4 @@
-//! Additions to the pods of all functions, as the operator's settings have them.
+//! Additions to all pods, from the operator's settings.
 
 use k8s_openapi::api::core::v1::{EnvVar, LocalObjectReference, PodSpec};
 use kube::api::ObjectMeta;
@@ -6,20 +6,20 @@ use serde::Deserialize;
 use std::collections::{BTreeMap, BTreeSet};
 use std::str::FromStr;
 
-/// Prefixes of the labels and annotations that identify a pod.
-const OURS: [&str; 2] = ["remoe.dev/", "app.kubernetes.io/"];
+/// Reserved prefixes of labels and annotations.
+const RESERVED_PREFIXES: [&str; 2] = ["remoe.dev/", "app.kubernetes.io/"];
 
-/// Additions to pods of functions and of helpers, whatever their deployment.
+/// Additions to the pods of all deployments.
 #[derive(Debug, Clone, Default, PartialEq, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct PodExtras {
-    /// Secrets of their namespaces that images are pulled with.
+    /// Secrets in the pods' namespaces for pulling images.
     image_pull_secrets: Vec<LocalObjectReference>,
     labels: BTreeMap<String, String>,
     annotations: BTreeMap<String, String>,
-    /// Environment variables beside those that functions are told anyway.
+    /// Additional environment variables.
     env: Vec<EnvVar>,
-    /// Set if the cluster chooses the user that they run as, which is not root all the same.
+    /// Set if the cluster assigns the user, which is still not root.
     arbitrary_user: bool,
 }
 
@@ -32,19 +32,19 @@ impl FromStr for PodExtras {
                 "expected JSON with imagePullSecrets, labels, annotations, env and arbitraryUser: {error}"
             )
         })?;
-        // What is not there is read as empty.
+        // Missing names are parsed as empty.
         let is_named = extras.image_pull_secrets.iter().all(|secret| !secret.name.is_empty())
             && extras.env.iter().all(|variable| !variable.name.is_empty());
         if !is_named {
             return Err("expected a name in each entry of imagePullSecrets and env".to_owned());
         }
         let mut names = BTreeSet::new();
-        // The API server would keep both, and a pod would never be as it was written.
-        if let Some(twice) = extras.env.iter().find(|variable| !names.insert(&variable.name)) {
-            return Err(format!("expected each name in env once, got {:?} twice", twice.name));
+        // The API server would keep both, and the pod would always differ from its desired spec.
+        if let Some(duplicate) = extras.env.iter().find(|variable| !names.insert(&variable.name)) {
+            return Err(format!("expected each name in env once, got {:?} twice", duplicate.name));
         }
-        let ours = |key: &&String| OURS.iter().any(|prefix| key.starts_with(prefix));
-        match extras.labels.keys().chain(extras.annotations.keys()).find(ours) {
+        let is_reserved = |key: &&String| RESERVED_PREFIXES.iter().any(|prefix| key.starts_with(prefix));
+        match extras.labels.keys().chain(extras.annotations.keys()).find(is_reserved) {
             Some(key) => {
                 Err(format!("expected labels and annotations without a reserved prefix, got {key:?}"))
             }
@@ -54,8 +54,8 @@ impl FromStr for PodExtras {
 }
 
 impl PodExtras {
-    /// Gives a pod its labels and annotations. They are no part of its identity: pods that run get others as they are.
-    pub(super) fn note(&self, metadata: &mut ObjectMeta) {
+    /// Adds labels and annotations to a pod. They are not part of its identity: running pods are updated in place.
+    pub(super) fn add_metadata(&self, metadata: &mut ObjectMeta) {
         if !self.labels.is_empty() {
             metadata.labels.get_or_insert_default().extend(self.labels.clone());
         }
@@ -64,14 +64,14 @@ impl PodExtras {
         }
     }
 
-    /// Makes `spec` one that has everything else.
+    /// Adds everything else to `spec`.
     pub(super) fn apply(&self, spec: &mut PodSpec) {
         if !self.image_pull_secrets.is_empty() {
             spec.image_pull_secrets = Some(self.image_pull_secrets.clone());
         }
         if let (false, Some(container)) = (self.env.is_empty(), spec.containers.first_mut()) {
             let known = container.env.get_or_insert_default();
-            // What functions are told anyway stands.
+            // Variables that functions have anyway take precedence.
             let more: Vec<EnvVar> = self
                 .env
                 .iter()

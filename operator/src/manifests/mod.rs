@@ -1,8 +1,7 @@
-//! The objects that a deployment consists of. Pure: the same values give the same objects.
+//! Manifests of the objects of a deployment. Pure.
 
 mod budgets;
 mod disk;
-mod ending;
 mod extras;
 mod functions;
 mod inspector;
@@ -13,68 +12,69 @@ mod pod;
 mod profiler;
 mod remote;
 mod services;
+mod shutdown;
 
 pub(crate) use budgets::budgets;
 pub(crate) use extras::PodExtras;
 #[cfg(test)]
 pub(crate) use functions::BuildError;
 pub(crate) use functions::{
-    Count, Function, LOAD_SECONDS, Revision, TargetPlan, revision, room, served_name,
+    Count, Function, LOAD_SECONDS, Revision, TargetPlan, max_batch, revision, served_name,
 };
-pub(crate) use inspector::{inspector, inspector_place};
+pub(crate) use inspector::{inspector, inspector_pod_place};
 #[cfg(any(test, fuzzing))]
 pub(crate) use plan::plan_hash;
 pub(crate) use plan::{find_plan, plan_name, plan_object};
 pub(crate) use profiler::{measured_vcpus, profiler};
 pub(crate) use remote::Hosted;
 
-use super::allowed::Allowed;
-use super::collector::Collector;
+use super::deployment_policy::DeploymentPolicy;
 use super::exposure::GatewayService;
 use super::identity::SignerName;
-use super::rewritten::Comparison;
-use super::sources::Sources;
+use super::pod_comparison::Comparison;
+use super::source_policy::SourcePolicy;
+use super::trace_collector::TraceCollector;
 use k8s_openapi::api::core::v1::Service;
 use k8s_openapi::api::networking::v1::NetworkPolicy;
 use remoe_api::{Device, MoEDeployment};
 
-/// Settings of the operator about its surroundings.
+/// Settings of the operator that manifests depend on.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct OperatorEnvironment {
     /// Image with main-model-fn, remote-expert-fn and remoe.
     pub main_image: String,
-    /// Image in place of `main_image` for device cuda.
+    /// Image that replaces `main_image` for device cuda.
     pub main_cuda_image: String,
     /// Image with remote-expert-fn and remoe.
     pub remote_image: String,
-    /// When nodes fetch images: Always, IfNotPresent or Never.
+    /// Image pull policy: Always, IfNotPresent or Never.
     pub pull_policy: String,
-    /// Sources that pods that fetch may reach.
-    pub sources: Sources,
+    /// Policy on sources that pods may fetch weights from.
+    pub sources: SourcePolicy,
     /// Additions to the pods of functions.
     pub pods: PodExtras,
-    /// Where the operator runs: main functions take orders from there only.
+    /// Namespace of the operator; main functions accept control calls only from there.
     pub operator_namespace: String,
-    /// Where Prometheus runs: it may read metrics.
+    /// Namespace of Prometheus, which may scrape metrics.
     pub metrics_namespace: String,
-    /// The release that the operator and its gateways are of.
+    /// Release of the operator and its gateways.
     pub release: String,
     /// Signer of the certificates of functions.
     pub signer: SignerName,
-    /// Service of the gateways; none: clients reach main functions directly, and nothing sleeps.
+    /// Service of the gateways. Without one, clients reach main functions directly, and nothing scales to zero.
     pub gateway: Option<GatewayService>,
-    /// Some of them show no certificate yet: main functions do not ask for one.
-    pub strange_gateways: bool,
-    /// Where functions export traces to, if anywhere.
-    pub collector: Option<Collector>,
-    /// How pods are compared with what was written.
+    /// Set if some gateways present no certificate yet, so that main functions do not require one.
+    pub uncertified_gateways: bool,
+    /// Trace export of functions, if any.
+    pub trace_collector: Option<TraceCollector>,
+    /// Comparison of pods with their desired specs.
     pub comparison: Comparison,
-    /// Limits on what deployments may ask for.
-    pub allowed: Allowed,
+    /// Limits on deployments.
+    pub policy: DeploymentPolicy,
 }
 
 impl OperatorEnvironment {
-    /// The image of what computes on `device` as main functions do.
+    /// Returns the image for main functions on `device`.
     pub(crate) fn main_image(&self, device: Device) -> &str {
         match device {
             Device::Cpu => &self.main_image,
@@ -83,16 +83,19 @@ impl OperatorEnvironment {
     }
 }
 
-/// Objects around the pods; they do not depend on a plan.
+/// Objects of a deployment that do not depend on a plan.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Frame {
-    /// Where clients and scrapers find the pods.
+    /// Services of the pods.
     pub services: Vec<Service>,
-    /// Rules on which peers may reach the pods, and which the pods may reach.
+    /// Network policies of the pods.
     pub network_policies: Vec<NetworkPolicy>,
 }
 
-/// The frame around the pods of `owner`.
-pub(crate) fn frame(owner: &MoEDeployment, around: &OperatorEnvironment) -> Frame {
-    Frame { services: services::services(owner, around), network_policies: network::policies(owner, around) }
+/// Builds the plan-independent objects of `owner`.
+pub(crate) fn frame(owner: &MoEDeployment, environment: &OperatorEnvironment) -> Frame {
+    Frame {
+        services: services::services(owner, environment),
+        network_policies: network::policies(owner, environment),
+    }
 }

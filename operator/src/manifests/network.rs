@@ -1,3 +1,5 @@
+//! Network policies of a deployment.
+
 use super::OperatorEnvironment;
 use crate::names::{COMPONENT, Component, component_selector};
 use crate::ownership::owned_meta;
@@ -15,43 +17,44 @@ use remoe_api::{MoEDeployment, RELEASE_LABEL};
 use remoe_hub::Egress;
 use std::collections::BTreeMap;
 
-/// Returns the network policies of `owner`; all other traffic is denied where a network plug-in enforces them.
+/// Returns the network policies of `owner`. If a network plug-in enforces them, all other traffic is denied.
 ///
-/// Gateways reach the HTTP port of main functions, every client does where there are no gateways, and the operator
-/// reaches their control port. Remote functions answer to the main ones only, and say to the operator if they serve.
-/// Prometheus reaches the metrics of both. Pods that fetch weights reach public addresses, the allowed ranges and DNS:
-/// buckets and hubs have no fixed addresses. All reach the port of a collector at its peers, and where it has a host
-/// name the port of DNS, which may be on their node.
-pub(super) fn policies(owner: &MoEDeployment, around: &OperatorEnvironment) -> Vec<NetworkPolicy> {
-    // What cannot be read is refused before any pod is made.
+/// Ingress: gateways reach the HTTP port of main functions; without gateways every client does. The operator reaches
+/// their control port. Main functions reach the expert port of remote functions, and the operator their health port.
+/// Prometheus reaches all metrics ports.
+///
+/// Egress: pods that fetch weights reach DNS, public addresses and the allowed ranges, since buckets and hubs have no
+/// fixed addresses. All reach the port of the trace collector at its peers, and DNS if it has a host name.
+pub(super) fn policies(owner: &MoEDeployment, environment: &OperatorEnvironment) -> Vec<NetworkPolicy> {
+    // An invalid source is refused before any pod is created.
     let fetched = ModelSource::parse(&owner.spec.model.source).is_ok_and(|source| source.is_fetched());
     let deployment = owner.name_any();
     let pods = |component| peer(None, Some(component_selector(&deployment, component)));
-    // As the chart labels them.
+    // The labels of the chart.
     let of_release = |component: &str| {
         let labels = [
             ("app.kubernetes.io/part-of", "remoe"),
-            (RELEASE_LABEL, &around.release),
+            (RELEASE_LABEL, &environment.release),
             (COMPONENT, component),
         ];
         let labels = labels.map(|(key, value)| (key.to_owned(), value.to_owned()));
-        peer(Some(in_namespace(&around.operator_namespace)), Some(BTreeMap::from(labels)))
+        peer(Some(in_namespace(&environment.operator_namespace)), Some(BTreeMap::from(labels)))
     };
-    let prometheus = || peer(Some(in_namespace(&around.metrics_namespace)), None);
-    let clients = around.gateway.as_ref().map(|_| vec![of_release("gateway")]);
-    let to_sources = || if fetched { sources(owner, around) } else { Vec::new() };
+    let prometheus = || peer(Some(in_namespace(&environment.metrics_namespace)), None);
+    let clients = environment.gateway.as_ref().map(|_| vec![of_release("gateway")]);
+    let to_sources = || if fetched { sources(owner, environment) } else { Vec::new() };
     let to_experts = NetworkPolicyEgressRule {
         to: Some(vec![pods(Component::RemoteExpert)]),
         ports: Some(tcp(EXPERT_PORT)),
     };
     let to_collector = || {
-        let collector = around.collector.as_ref();
-        collector.into_iter().flat_map(move |collector| {
+        let trace_collector = environment.trace_collector.as_ref();
+        trace_collector.into_iter().flat_map(move |trace_collector| {
             let port = NetworkPolicyEgressRule {
-                to: Some(collector.peers().to_vec()),
-                ports: Some(tcp(collector.port())),
+                to: Some(trace_collector.peers().to_vec()),
+                ports: Some(tcp(trace_collector.port())),
             };
-            let names = (collector.has_name() && !fetched).then(to_dns);
+            let names = (trace_collector.has_name() && !fetched).then(to_dns);
             std::iter::once(port).chain(names)
         })
     };
@@ -81,13 +84,14 @@ pub(super) fn policies(owner: &MoEDeployment, around: &OperatorEnvironment) -> V
     ]
 }
 
-/// The ways of pods that fetch: to sources, DNS, and where credentials may be asked for to what hands them out.
-fn sources(owner: &MoEDeployment, around: &OperatorEnvironment) -> Vec<NetworkPolicyEgressRule> {
-    let egress = &around.sources.egress;
+/// Returns the egress rules of pods that fetch weights: to sources, to DNS, and, if ambient credentials are allowed,
+/// to the services that issue them.
+fn sources(owner: &MoEDeployment, environment: &OperatorEnvironment) -> Vec<NetworkPolicyEgressRule> {
+    let egress = &environment.sources.egress;
     let blocks = egress.public_blocks().into_iter().chain(egress.allowed_blocks());
     let to = blocks.map(|(block, except)| address_peer(block, &except)).collect();
     let mut rules = vec![NetworkPolicyEgressRule { to: Some(to), ports: None }, to_dns()];
-    if around.sources.ambient_credentials && owner.spec.model.ambient_credentials {
+    if environment.sources.ambient_credentials && owner.spec.model.ambient_credentials {
         let services = Egress::credential_services().into_iter().map(|block| address_peer(block, &[]));
         rules.push(NetworkPolicyEgressRule { to: Some(services.collect()), ports: Some(tcp(80)) });
     }
@@ -111,7 +115,7 @@ fn policy(
     egress: Vec<NetworkPolicyEgressRule>,
 ) -> NetworkPolicy {
     let selector = component_selector(&owner.name_any(), component);
-    // An empty list denies as an absent one does, and the API server drops it.
+    // An empty list denies all traffic like an absent one, and the API server drops it.
     let non_empty = |rules: Vec<NetworkPolicyIngressRule>| (!rules.is_empty()).then_some(rules);
     NetworkPolicy {
         metadata: owned_meta(owner, |name| format!("{name}-{}", component.name())),
@@ -136,7 +140,7 @@ fn tcp(port: u16) -> Vec<NetworkPolicyPort> {
     }]
 }
 
-/// The ports of DNS.
+/// Returns the ports of DNS.
 fn dns() -> Vec<NetworkPolicyPort> {
     let by_tcp = tcp(53);
     let by_udp =

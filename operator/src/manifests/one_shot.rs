@@ -1,4 +1,4 @@
-//! Pods that run once: they find something out about a model, with all that its functions have.
+//! Pods that run to completion, with the same access to the model as functions.
 
 use super::PodExtras;
 use super::disk::DiskLimits;
@@ -8,24 +8,24 @@ use crate::ownership::owned_meta;
 use k8s_openapi::api::core::v1::Pod;
 use remoe_api::MoEDeployment;
 
-/// Description of a pod that is sent on an errand.
+/// Settings of a pod that runs to completion.
 pub(super) struct OneShotPod<'a> {
-    /// The deployment that it belongs to.
+    /// Deployment that owns it.
     pub(super) owner: &'a MoEDeployment,
-    /// The part that it plays.
+    /// Component of the pod.
     pub(super) component: Component,
-    /// Hash of what it is to find out.
+    /// Hash of the inspected or measured subject.
     pub(super) subject: &'a str,
-    /// One that is not done by then has failed.
+    /// Deadline in seconds.
     pub(super) deadline_seconds: i64,
-    /// Bytes that it may write to the disk of its node.
+    /// Limits of its disk usage.
     pub(super) disk: DiskLimits,
     /// Additions to all pods.
     pub(super) extras: &'a PodExtras,
 }
 
 impl OneShotPod<'_> {
-    /// The pod, where main functions run.
+    /// Returns the pod, scheduled like main functions.
     pub(super) fn pod(&self, name: PodName, program: Program<'_>, access: &ModelAccess) -> Pod {
         let mut spec = pod_spec(program, access, &self.owner.spec.main.template);
         spec.restart_policy = Some("Never".to_owned());
@@ -37,7 +37,7 @@ impl OneShotPod<'_> {
             (COMPONENT.to_owned(), self.component.name().to_owned()),
             (SUBJECT.to_owned(), self.subject.to_owned()),
         ]);
-        self.extras.note(&mut metadata);
+        self.extras.add_metadata(&mut metadata);
         Pod { metadata, spec: Some(spec), status: None }
     }
 }

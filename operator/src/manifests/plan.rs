@@ -1,21 +1,22 @@
+//! Plan objects: their names and hashes.
+
 use crate::digest::digest;
 use crate::ownership::owned_meta;
 use kube::ResourceExt;
 use remoe_api::{GroupPlan, MainPlan, MoEDeployment, MoEPlan, MoEPlanSpec, RemotePlan};
 
-/// The name of a plan's object.
+/// Returns the name of a plan's object.
 pub(crate) fn plan_name(deployment: &str, hash: &str) -> String {
     format!("{deployment}-{hash}")
 }
 
-/// The hash of what `plan` says is where, how large it is and what that was made from. How many functions
-/// are alike is none of it, nor what is expected of them: both may be others while every expert stays where
-/// it is.
+/// Returns the hash of the content of `plan`: placement, sizes, and inputs. It excludes numbers of replicas and
+/// expectations, which may change while every expert stays where it is.
 ///
 /// # Errors
 /// The plan cannot be written as JSON.
 pub(crate) fn plan_hash(plan: &MoEPlanSpec) -> Result<String, serde_json::Error> {
-    // Without `..`: whether a new field is content is to be decided.
+    // No `..` in the pattern: a new field must be considered here.
     let MoEPlanSpec {
         deployment,
         inputs,
@@ -30,23 +31,23 @@ pub(crate) fn plan_hash(plan: &MoEPlanSpec) -> Result<String, serde_json::Error>
         shown: _,
         verdict: _,
         warning: _,
-        // Part of the inputs.
+        // These are part of the inputs.
         prediction: _,
         basis: _,
     } = plan;
     let main = (memory_mb, cpu_millicores, limit_mb, kv_cache_bytes, fallback_bytes);
-    let of_layer = |RemotePlan { layer, experts, memory_mb, replicas: _ }: &RemotePlan| {
+    let layer_function_of = |RemotePlan { layer, experts, memory_mb, replicas: _ }: &RemotePlan| {
         (*layer, experts.clone(), *memory_mb)
     };
-    let of_group = |GroupPlan { experts, memory_mb, cpu_millicores, replicas: _ }: &GroupPlan| {
+    let group_function_of = |GroupPlan { experts, memory_mb, cpu_millicores, replicas: _ }: &GroupPlan| {
         (experts.clone(), *memory_mb, *cpu_millicores)
     };
-    let layers: Vec<_> = remote.iter().map(of_layer).collect();
-    let groups: Vec<_> = groups.iter().map(of_group).collect();
+    let layers: Vec<_> = remote.iter().map(layer_function_of).collect();
+    let groups: Vec<_> = groups.iter().map(group_function_of).collect();
     digest(&((deployment, inputs, model, device, profile, workload), main, layers, groups))
 }
 
-/// The object of a plan, named by its content, and that hash.
+/// Returns the object of a plan, and its hash, which is part of its name.
 ///
 /// # Errors
 /// The plan cannot be written as JSON.

@@ -1,7 +1,7 @@
-//! Parts that the pods of all functions share.
+//! Common parts of the pods of all functions.
 
 use crate::source::ModelSource;
-use crate::sources::{SourceRefusal, Sources};
+use crate::source_policy::{SourcePolicy, SourceRefusal};
 use k8s_openapi::api::core::v1::{
     Capabilities, Container, EmptyDirVolumeSource, EnvFromSource, EnvVar, HTTPGetAction,
     PersistentVolumeClaimVolumeSource, PodSecurityContext, PodSpec, Probe, ResourceRequirements,
@@ -12,28 +12,28 @@ use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 use remoe_api::{MoEDeployment, PlannedModel, PodTemplate};
 use std::collections::BTreeMap;
 
-/// The name of the port for probes.
+/// Name of the port for probes.
 pub(super) const HEALTH: &str = "health";
-/// The user of all images.
+/// User and group of all images.
 const USER: i64 = 65532;
-/// Taints of a node that is not heard.
+/// Taints of an unreachable node.
 pub(super) const LOST_NODE: [&str; 2] = ["node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable"];
-/// Toleration of these taints in the pod spec that is hashed, in seconds. [`PodShutdown`](super::ending::PodShutdown) raises it
-/// without changing the hash.
+/// Toleration of these taints in the hashed pod spec, in seconds. [`PodShutdown`](super::shutdown::PodShutdown)
+/// raises it without changing the hash.
 const LOST_NODE_SECONDS: i64 = 30;
-/// The volume of fetched checkpoints.
+/// Name of the volume of fetched checkpoints.
 pub(super) const CACHE_VOLUME: &str = "cache";
-/// Where claims with checkpoints are mounted.
-const MODELS: &str = "/models";
-/// Where a function finds its certificate.
+/// Mount path of claims with checkpoints.
+const MODELS_PATH: &str = "/models";
+/// Mount path of a function's certificate.
 const IDENTITY: &str = "/identity";
-/// Where fetched checkpoints are kept.
-const CACHE: &str = "/cache";
+/// Mount path of fetched checkpoints.
+const CACHE_PATH: &str = "/cache";
 
-/// How a function finds the checkpoint.
+/// Access of a pod to the checkpoint.
 #[derive(Debug, Clone)]
 pub(super) struct ModelAccess {
-    /// `--model` and what belongs to it.
+    /// `--model` and related arguments.
     pub(super) arguments: Vec<String>,
     volume: Volume,
     mount: VolumeMount,
@@ -43,33 +43,34 @@ pub(super) struct ModelAccess {
 }
 
 impl ModelAccess {
-    pub(super) fn new(model: &PlannedModel, sources: &Sources) -> Result<Self, SourceRefusal> {
+    pub(super) fn new(model: &PlannedModel, sources: &SourcePolicy) -> Result<Self, SourceRefusal> {
         let source = sources.check_plan(model)?;
         let fetched = source.is_fetched();
         let is_hub = matches!(source, ModelSource::Hub { .. });
         let (mut arguments, volume, mount) = match source {
             ModelSource::Claim { claim, path } => {
-                let folder = if path.is_empty() { MODELS.to_owned() } else { format!("{MODELS}/{path}") };
+                let folder =
+                    if path.is_empty() { MODELS_PATH.to_owned() } else { format!("{MODELS_PATH}/{path}") };
                 let volume = claim_volume("models", &claim, true);
-                (vec!["--model".to_owned(), folder], volume, mount("models", MODELS, true))
+                (vec!["--model".to_owned(), folder], volume, mount("models", MODELS_PATH, true))
             }
             ModelSource::Hub { repository } => {
                 let revision = model.revision.as_deref().unwrap_or("main");
-                let arguments = fetching(format!("hf://{repository}@{revision}"));
-                (arguments, cache_volume(model), mount(CACHE_VOLUME, CACHE, false))
+                let arguments = fetch_arguments(format!("hf://{repository}@{revision}"));
+                (arguments, cache_volume(model), mount(CACHE_VOLUME, CACHE_PATH, false))
             }
             ModelSource::Url { url } => {
-                (fetching(url), cache_volume(model), mount(CACHE_VOLUME, CACHE, false))
+                (fetch_arguments(url), cache_volume(model), mount(CACHE_VOLUME, CACHE_PATH, false))
             }
         };
         if fetched {
-            // Arguments, since the environment comes from a Secret of the user.
+            // This is an argument since the user's Secret could override an environment variable.
             arguments.extend(["--allow-source".to_owned(), sources.egress.to_string()]);
         }
         if model.ambient_credentials {
             arguments.push("--ambient-credentials".to_owned());
         }
-        // As the tools of both worlds name it.
+        // The variables that Hugging Face and AWS tools use.
         let name = if is_hub { "HF_ENDPOINT" } else { "AWS_ENDPOINT_URL" };
         let endpoint = model.endpoint.iter().map(|endpoint| EnvVar {
             name: name.to_owned(),
@@ -91,8 +92,8 @@ impl ModelAccess {
     }
 }
 
-fn fetching(url: String) -> Vec<String> {
-    vec!["--model".to_owned(), url, "--model-cache".to_owned(), CACHE.to_owned()]
+fn fetch_arguments(url: String) -> Vec<String> {
+    vec!["--model".to_owned(), url, "--model-cache".to_owned(), CACHE_PATH.to_owned()]
 }
 
 fn claim_volume(name: &str, claim: &str, read_only: bool) -> Volume {
@@ -126,7 +127,7 @@ fn mount(name: &str, path: &str, read_only: bool) -> VolumeMount {
     }
 }
 
-/// The one container of a pod.
+/// Settings of a pod's only container.
 pub(super) struct Program<'a> {
     pub(super) name: &'a str,
     pub(super) image: &'a str,
@@ -136,7 +137,7 @@ pub(super) struct Program<'a> {
     pub(super) resources: BTreeMap<String, Quantity>,
 }
 
-/// A pod of `program`, which reads `model`, under the restricted pod security standard.
+/// Returns the spec of a pod that runs `program` on `model`, under the restricted pod security standard.
 pub(super) fn pod_spec(program: Program<'_>, model: &ModelAccess, template: &PodTemplate) -> PodSpec {
     let container = Container {
         name: program.name.to_owned(),
@@ -146,8 +147,8 @@ pub(super) fn pod_spec(program: Program<'_>, model: &ModelAccess, template: &Pod
         args: Some(program.arguments),
         env: non_empty(model.environment.clone()),
         env_from: non_empty(model.secrets.clone()),
-        // Equal, so that the pod is of the Guaranteed class: it is evicted last, and what was planned
-        // is what there is.
+        // Requests equal limits, so that the pod has QoS class Guaranteed: it is evicted last, and gets the planned
+        // resources.
         resources: Some(ResourceRequirements {
             limits: Some(program.resources.clone()),
             requests: Some(program.resources),
@@ -159,7 +160,7 @@ pub(super) fn pod_spec(program: Program<'_>, model: &ModelAccess, template: &Pod
             read_only_root_filesystem: Some(true),
             ..SecurityContext::default()
         }),
-        // The last words of a function that fails stand in the pod's status.
+        // The last log lines of a failed function become its termination message.
         termination_message_policy: Some("FallbackToLogsOnError".to_owned()),
         volume_mounts: Some(vec![model.mount.clone(), mount("tmp", "/tmp", false)]),
         ..Container::default()
@@ -182,7 +183,7 @@ pub(super) fn pod_spec(program: Program<'_>, model: &ModelAccess, template: &Pod
             run_as_non_root: Some(true),
             run_as_user: Some(USER),
             run_as_group: Some(USER),
-            // A cache is written, a claim with a checkpoint is not.
+            // Only a cache is written; a claim with a checkpoint is read-only.
             fs_group: model.fetched.then_some(USER),
             fs_group_change_policy: model.fetched.then(|| "OnRootMismatch".to_owned()),
             seccomp_profile: Some(SeccompProfile {
@@ -197,7 +198,7 @@ pub(super) fn pod_spec(program: Program<'_>, model: &ModelAccess, template: &Pod
     }
 }
 
-/// Gives a function of `spec` the certificate in `secret`; it does not start before that is there.
+/// Mounts the certificate in `secret`; the pod does not start before the Secret exists.
 pub(super) fn with_identity(mut spec: PodSpec, secret: String) -> PodSpec {
     spec.volumes.get_or_insert_default().push(Volume {
         name: "identity".to_owned(),
@@ -228,7 +229,7 @@ fn tolerations(template: &PodTemplate) -> Vec<Toleration> {
     all
 }
 
-/// CPU and memory of a container that works as main functions do, and their GPUs.
+/// Returns the CPU, memory and GPUs of a container that works like a main function.
 pub(super) fn main_resources(
     owner: &MoEDeployment,
     cpu: Quantity,
@@ -240,32 +241,32 @@ pub(super) fn main_resources(
     all
 }
 
-/// CPU and memory of a container.
+/// Returns the CPU and memory of a container.
 pub(super) fn resources(cpu: Quantity, memory: Quantity) -> BTreeMap<String, Quantity> {
     BTreeMap::from([("cpu".to_owned(), cpu), ("memory".to_owned(), memory)])
 }
 
-/// A probe of a path at the port for probes.
-pub(super) fn probe(path: &str, pace: ProbeTiming) -> Probe {
+/// Returns an HTTP probe of `path` at the port for probes.
+pub(super) fn probe(path: &str, timing: ProbeTiming) -> Probe {
     Probe {
         http_get: Some(HTTPGetAction {
             path: Some(path.to_owned()),
             port: IntOrString::String(HEALTH.to_owned()),
             ..HTTPGetAction::default()
         }),
-        ..pace.probe()
+        ..timing.probe()
     }
 }
 
-/// Seconds that a container has to end after probes have said that it hangs: not those of a drain.
+/// Grace period in seconds of a container whose liveness probe failed; it is not drained.
 const HUNG_GRACE_SECONDS: i64 = 10;
 
-/// A probe whose failure ends the container.
-pub(super) fn ending_container(probe: Probe) -> Probe {
+/// Returns a probe whose failure terminates the container.
+pub(super) fn terminating(probe: Probe) -> Probe {
     Probe { termination_grace_period_seconds: Some(HUNG_GRACE_SECONDS), ..probe }
 }
 
-/// How often a probe is made, and how many failures count.
+/// Timing of a probe, and its failure threshold.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct ProbeTiming {
     pub(super) period_seconds: i32,

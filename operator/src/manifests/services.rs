@@ -1,3 +1,5 @@
+//! Services of a deployment.
+
 use super::OperatorEnvironment;
 use crate::names::{Component, component_selector};
 use crate::ownership::owned_meta;
@@ -7,12 +9,12 @@ use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 use kube::ResourceExt;
 use remoe_api::MoEDeployment;
 
-/// Where clients find the deployment, and scrapers its functions. Those of functions are headless: gRPC and kept-alive
-/// HTTP connections behind a virtual address would all lead to one pod.
-pub(super) fn services(owner: &MoEDeployment, around: &OperatorEnvironment) -> Vec<Service> {
+/// Returns the Services of the deployment. Those of functions are headless: behind a virtual address, gRPC and
+/// kept-alive HTTP connections would all lead to one pod.
+pub(super) fn services(owner: &MoEDeployment, environment: &OperatorEnvironment) -> Vec<Service> {
     let (http, metrics) = (("http", HTTP_PORT), ("metrics", METRICS_PORT));
-    let front = match &around.gateway {
-        Some(gateway) => another_name(owner, &gateway.name),
+    let front = match &environment.gateway {
+        Some(gateway) => gateway_alias(owner, &gateway.name),
         None => service(owner, String::new(), Component::Main, &[http]),
     };
     vec![
@@ -22,8 +24,8 @@ pub(super) fn services(owner: &MoEDeployment, around: &OperatorEnvironment) -> V
     ]
 }
 
-/// The deployment's name as another one of the gateways, wherever they run.
-fn another_name(owner: &MoEDeployment, gateway: &str) -> Service {
+/// Returns a Service that makes the deployment's name an alias of the gateways' DNS name.
+fn gateway_alias(owner: &MoEDeployment, gateway: &str) -> Service {
     Service {
         metadata: owned_meta(owner, str::to_owned),
         spec: Some(ServiceSpec {

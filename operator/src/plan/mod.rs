@@ -1,14 +1,14 @@
-//! The plan stage: which plan is to run. Pure, but for the time that a solution takes.
+//! Plan stage: decides which plan runs. Pure, except that it measures the time of pre-allocation.
 
 mod planner;
 mod task;
 
 #[cfg(any(test, fuzzing))]
-pub(crate) use planner::Question;
+pub(crate) use planner::SearchRequest;
 pub(crate) use planner::{Planner, Pooled};
 pub(crate) use task::PlanState;
 
-use self::planner::{Decision, answer};
+use self::planner::{PlanDecision, carry_out};
 use self::task::task;
 use super::cooldown::Cooldown;
 use super::events::ClusterEvent;
@@ -19,7 +19,7 @@ use super::observed::Observed;
 use super::planning::check_hosted;
 use super::pods::PodView;
 use super::resolve::Resolved;
-use super::trouble::Trouble;
+use super::status_issue::StatusIssue;
 use super::usage::{
     cooldown_after_giving_up, cooldown_without_better_plan, failed_plan, is_given_up, revision_of,
 };
@@ -32,86 +32,92 @@ use std::time::Duration;
 pub(crate) struct PlanStage {
     /// State of planning.
     pub state: PlanState,
-    /// A new plan.
+    /// New plan, if one was made.
     pub new: Option<MoEPlan>,
-    /// Events, once the new plan is written.
-    pub happenings: Vec<ClusterEvent>,
-    /// Times of the chain at the latest wake, if they are new.
-    pub chain: Option<WakePlanning>,
+    /// Events to publish after the new plan is written.
+    pub events: Vec<ClusterEvent>,
+    /// Times of the planning steps of the latest wake, if they are new.
+    pub wake_times: Option<WakePlanning>,
     /// Time for which remote functions still wait for the plan of a wake.
-    pub remote_waits: Option<Duration>,
-    /// Plan that main functions were last told of.
+    pub remote_hold: Option<Duration>,
+    /// Plan of the latest routing generation.
     pub running: Option<String>,
-    /// Plan that is to run, with its functions as it sizes them.
+    /// Desired plan, with its functions as it sizes them.
     pub target: Option<TargetPlan>,
-    /// Plans for the expert usage of requests that could not start: they are deleted.
+    /// Plans for expert usage whose functions could not start; they are deleted.
     pub given_up: Vec<MoEPlan>,
-    /// The deployment asks for something that is not allowed: nothing is created for it.
+    /// Set if the deployment violates the policy; nothing is created for it.
     pub forbidden: bool,
-    /// Requests whose expert usage the new plan is for.
+    /// Source of the expert usage that the new plan was made for.
     pub cause: Option<MixOf>,
-    /// Times before which no other plan is looked for from now on.
+    /// Times before which no new plan is searched.
     pub cooldown: Cooldown,
-    /// Faults of the plan that is to run.
-    pub troubles: Vec<Trouble>,
+    /// Issues of the desired plan.
+    pub issues: Vec<StatusIssue>,
 }
 
-/// Decides which plan is to run: the plan for the present spec, or in mode Advisory the accepted one; while there is none,
-/// the one that runs already.
+/// Decides which plan runs: the plan for the current spec, or in mode Advisory the accepted one. While there is none,
+/// the running plan stays.
 ///
 /// # Errors
-/// A plan cannot be written as JSON.
+/// A plan cannot be serialised as JSON.
 pub(crate) fn plan(
     inputs: Inputs<'_>,
     resolved: &Resolved,
     planner: &mut impl Planner,
 ) -> Result<PlanStage, serde_json::Error> {
     let task = task(inputs, resolved, planner.wake().as_ref());
-    let decision = answer(inputs, task, planner)?;
-    // The question may be as new as this reconcile.
+    let decision = carry_out(inputs, task, planner)?;
+    // This reconcile may have made the request.
     let wake_plan = planner.wake();
-    let remote_waits = wake_plan.and_then(|plan| plan.holds_remote(inputs.observed.demand.as_ref()));
-    Ok(PlanStage { remote_waits, ..PlanStage::new(inputs, resolved, decision) })
+    let remote_hold = wake_plan.and_then(|plan| plan.remaining_hold(inputs.observed.demand.as_ref()));
+    Ok(PlanStage { remote_hold, ..PlanStage::new(inputs, resolved, decision) })
 }
 
 impl PlanStage {
-    fn new(inputs: Inputs<'_>, resolved: &Resolved, decision: Decision) -> Self {
-        let Inputs { owner, observed, around, remembered, .. } = inputs;
-        let Decision { state, new, happenings, chain, cause, is_fruitless } = decision;
+    fn new(inputs: Inputs<'_>, resolved: &Resolved, decision: PlanDecision) -> Self {
+        let Inputs { owner, observed, environment, soft_state, .. } = inputs;
+        let PlanDecision { state, new, events, wake_times, cause, is_fruitless } = decision;
         let cooldown = match is_fruitless {
-            true => cooldown_without_better_plan(owner, observed, remembered.cooldown),
-            false => remembered.cooldown,
+            true => cooldown_without_better_plan(owner, observed, soft_state.cooldown),
+            false => soft_state.cooldown,
         };
         let mut planned = Self {
             state,
             new,
-            happenings,
-            chain,
-            remote_waits: None,
+            events,
+            wake_times,
+            remote_hold: None,
             running: running(owner, observed),
             target: None,
             given_up: Vec::new(),
-            forbidden: around.allowed.refusal(owner).is_some(),
+            forbidden: environment.policy.refusal(owner).is_some(),
             cause,
             cooldown,
-            troubles: Vec::new(),
+            issues: Vec::new(),
         };
-        // Pods that run stay as they are: those of the spec may not be made.
+        // Running pods stay as they are; those of the spec may not be created.
         if planned.forbidden {
             return planned;
         }
         planned.give_up(owner, observed);
-        let wanted = planned.wanted(owner, observed);
-        let wanted = wanted.map(|wanted| planned.instead_of_failed(owner, observed, wanted));
-        planned.target = wanted.and_then(|(hash, plan)| {
-            if !planned.is_of_model(&hash, &plan, resolved.model.facts()) {
+        let desired_plan = planned.desired_plan(owner, observed);
+        let desired_plan =
+            desired_plan.map(|desired_plan| planned.rolled_back_if_failed(owner, observed, desired_plan));
+        planned.target = desired_plan.and_then(|(hash, plan)| {
+            if !planned.check_model(&hash, &plan, resolved.model.facts()) {
                 return None;
             }
-            let strange_gateways = observed.strange_gateways;
-            match revision(owner, &hash, &plan, &OperatorEnvironment { strange_gateways, ..around.clone() }) {
+            let uncertified_gateways = observed.uncertified_gateways;
+            match revision(
+                owner,
+                &hash,
+                &plan,
+                &OperatorEnvironment { uncertified_gateways, ..environment.clone() },
+            ) {
                 Ok(revision) => Some(TargetPlan { revision, plan }),
                 Err(error) => {
-                    planned.troubles.push(Trouble::new(error.reason(), error.to_string()));
+                    planned.issues.push(StatusIssue::new(error.reason(), error.to_string()));
                     None
                 }
             }
@@ -119,10 +125,10 @@ impl PlanStage {
         planned
     }
 
-    /// Gives up plans for the expert usage of requests that could not start, if there is another plan.
+    /// Gives up plans for expert usage whose functions could not start, if there is another plan.
     fn give_up(&mut self, owner: &MoEDeployment, observed: &Observed) {
-        let PlanState::Planned { plan: stays, .. } = &self.state else { return };
-        let newer = observed.plans.iter().filter(|plan| revision_of(&plan.spec) > revision_of(stays));
+        let PlanState::Planned { plan: current, .. } = &self.state else { return };
+        let newer = observed.plans.iter().filter(|plan| revision_of(&plan.spec) > revision_of(current));
         self.given_up = newer.filter(|plan| is_given_up(owner, observed, plan)).cloned().collect();
         if !self.given_up.is_empty() {
             self.cooldown = cooldown_after_giving_up(owner, observed);
@@ -137,69 +143,69 @@ impl PlanStage {
         self.given_up.iter().any(|plan| plan.name_any() == name)
     }
 
-    fn wanted(&mut self, owner: &MoEDeployment, observed: &Observed) -> Option<(String, MoEPlanSpec)> {
+    fn desired_plan(&mut self, owner: &MoEDeployment, observed: &Observed) -> Option<(String, MoEPlanSpec)> {
         let plans = || observed.plans.iter().chain(&self.new);
         let stored = |hash: &str| Some((hash.to_owned(), find_plan(owner, plans(), hash)?.spec.clone()));
-        let keep = || self.running.as_deref().and_then(stored);
+        let running_plan = || self.running.as_deref().and_then(stored);
         match owner.spec.mode {
             Mode::Active => match &self.state {
                 PlanState::Planned { hash, plan } => Some((hash.clone(), plan.as_ref().clone())),
-                PlanState::Inspecting { .. } | PlanState::Planning | PlanState::Refused(_) => keep(),
+                PlanState::Inspecting { .. } | PlanState::Planning | PlanState::Refused(_) => running_plan(),
             },
             Mode::Advisory => {
-                let Some(accepted) = &owner.spec.accepted_plan else { return keep() };
-                let found = stored(accepted);
-                if found.is_some() {
-                    return found;
+                let Some(accepted) = &owner.spec.accepted_plan else { return running_plan() };
+                let stored_plan = stored(accepted);
+                if stored_plan.is_some() {
+                    return stored_plan;
                 }
-                let kept = keep();
+                let fallback = running_plan();
                 let message = format!(
                     "invalid spec.acceptedPlan: unknown plan {accepted}; use the hash of a plan of this \
                      deployment, such as status.proposedPlan"
                 );
-                self.troubles.push(Trouble::new("PlanUnknown", message));
-                kept
+                self.issues.push(StatusIssue::new("PlanUnknown", message));
+                fallback
             }
         }
     }
 
-    /// Returns the plan that serves, in place of one that did not become ready in time under the present spec.
-    fn instead_of_failed(
+    /// Returns the plan that serves if `plan` missed the progress deadline under the current spec; else `plan`.
+    fn rolled_back_if_failed(
         &mut self,
         owner: &MoEDeployment,
         observed: &Observed,
         (hash, plan): (String, MoEPlanSpec),
     ) -> (String, MoEPlanSpec) {
         let serving = serving(owner, observed).filter(|serving| *serving != hash);
-        let found = serving.and_then(|serving| {
+        let stored_plan = serving.and_then(|serving| {
             let plan = find_plan(owner, &observed.plans, &serving)?.spec.clone();
             Some((serving, plan))
         });
-        match found {
+        match stored_plan {
             Some((serving, plan)) if failed_plan(owner) == Some(&hash) => {
                 let message = format!(
                     "plan {hash} did not become ready in time; rolled back to plan {serving}; change the spec \
                      to retry"
                 );
-                self.troubles.push(Trouble::new("RolledBack", message));
+                self.issues.push(StatusIssue::new("RolledBack", message));
                 (serving, plan)
             }
             _ => (hash, plan),
         }
     }
 
-    /// Returns whether the functions of a plan for this model are those of the model.
-    fn is_of_model(&mut self, hash: &str, plan: &MoEPlanSpec, facts: Option<&ModelFacts>) -> bool {
+    /// Returns whether a plan for this model lists only experts of the model.
+    fn check_model(&mut self, hash: &str, plan: &MoEPlanSpec, facts: Option<&ModelFacts>) -> bool {
         let Some(facts) = facts.filter(|facts| plan.model.digest == facts.inspection.fingerprint) else {
             return true;
         };
         let checked = check_hosted(plan, &facts.inspection);
-        let trouble = |message| Trouble::new("InvalidPlan", format!("invalid plan {hash}: {message}"));
-        self.troubles.extend(checked.as_ref().err().map(trouble));
+        let issue = |message| StatusIssue::new("InvalidPlan", format!("invalid plan {hash}: {message}"));
+        self.issues.extend(checked.as_ref().err().map(issue));
         checked.is_ok()
     }
 
-    /// Returns the names of the plans that are proposed, to run or running.
+    /// Returns the names of the plans that are proposed, desired or running.
     pub(crate) fn in_use(&self, owner: &MoEDeployment) -> Vec<String> {
         let planned = match &self.state {
             PlanState::Planned { hash, .. } => Some(hash),
@@ -211,18 +217,18 @@ impl PlanStage {
     }
 }
 
-/// Returns the plan that main functions were last told of.
+/// Returns the plan of the latest routing generation.
 fn running(owner: &MoEDeployment, observed: &Observed) -> Option<String> {
     let table = observed.table(owner);
     let newest = table.entries.into_values().max_by_key(|generation| generation.number);
     newest.map(|generation| generation.plan).or_else(|| owner.status.as_ref()?.plan.clone())
 }
 
-/// Returns the plan by which main functions serve.
+/// Returns the plan that ready main functions have in force.
 pub(crate) fn serving(owner: &MoEDeployment, observed: &Observed) -> Option<String> {
     let uid = owner.uid().unwrap_or_default();
     let table = observed.table(owner);
-    let views = observed.pods.iter().filter_map(|pod| PodView::of(pod, &uid, observed.now));
+    let views = observed.pods.iter().filter_map(|pod| PodView::from_pod(pod, &uid, observed.now));
     let mains: Vec<PodView> = views.filter(|pod| pod.is_main && pod.is_sound() && pod.ready).collect();
     let serves = |identity: &String| mains.iter().any(|main| main.identity == *identity);
     let entries = table.entries.into_iter().filter(|(identity, _)| serves(identity));

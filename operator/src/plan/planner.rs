@@ -1,54 +1,56 @@
-//! Plans are made beside the reconciler: what is asked for, and what follows from an answer or from its absence.
+//! Requests plans from the planning pool, and decides by their results.
 //!
-//! A wake goes through the chain of the Remoe paper: the waiting requests' expert usage is predicted, the main function
-//! is pre-allocated (MMP) so that its pod starts at once, remote functions are planned and experts partitioned over
-//! them while it starts.
+//! A wake follows the steps of the Remoe paper. The waiting requests' expert usage is predicted. The main function is
+//! pre-allocated (MMP), so that its pod starts at once. While it starts, remote functions are planned and experts are
+//! partitioned over them.
 
-use super::task::{Improvement, PlanState, ReadyPlan, Task, refused};
+use super::task::{Improvement, PlanState, ReadyPlan, Task, planning_issue};
 use crate::events::ClusterEvent;
 use crate::inputs::Inputs;
 use crate::manifests::{OperatorEnvironment, plan_object, revision};
 use crate::observed::Observed;
 use crate::planning::{Planning, PlanningError, counted, three_digits};
-use crate::planning_pool::{DeploymentKey, Lane, PlanOutcome, PlanProgress, PlanningPool, Search, WakePlan};
+use crate::planning_pool::{
+    DeploymentKey, PlanOutcome, PlanProgress, PlanningPool, Search, SearchKind, WakePlan,
+};
 use crate::usage::revision_of;
 use remoe_api::{MixOf, MoEDeployment, MoEPlan, MoEPlanSpec, Mode, WakePlanning};
 use remoe_planner::Budget;
 use remoe_rollout::need;
 use std::time::{Duration, Instant};
 
-/// A plan to be made.
+/// Request for a plan.
 #[derive(Debug)]
-pub(crate) enum Question {
-    /// The plan of a new spec.
+pub(crate) enum SearchRequest {
+    /// Plan for a new spec.
     Solve {
         /// Planning problem.
         planning: Box<Planning>,
-        /// The plan that runs.
+        /// Running plan.
         previous: Option<Box<MoEPlanSpec>>,
     },
-    /// A better plan than `plan` for the expert usage of answered requests.
+    /// Better plan than `plan` for the expert usage of answered requests.
     Improve {
         /// Planning problem.
         planning: Box<Planning>,
-        /// The plan that runs.
+        /// Running plan.
         plan: Box<MoEPlanSpec>,
     },
-    /// The plan for waiting requests: `plan`, by which main functions start, improved until the deadline.
+    /// Plan for waiting requests: `plan`, by which main functions start, improved until the deadline.
     Wake {
         /// Planning problem.
         planning: Box<Planning>,
-        /// The plan that main functions start by.
+        /// Plan by which main functions start.
         plan: Box<MoEPlanSpec>,
     },
 }
 
-impl Question {
-    /// Returns the plan, or none if the present one is good enough.
+impl SearchRequest {
+    /// Runs the search. Returns the plan, or none if the current one is good enough.
     ///
     /// # Errors
     /// No plan keeps every limit, or the search was cancelled.
-    pub(crate) fn answer(self, budget: Budget<'_>) -> PlanOutcome {
+    pub(crate) fn carry_out(self, budget: Budget<'_>) -> PlanOutcome {
         match self {
             Self::Solve { planning, previous } => {
                 planning.solve(previous.as_deref(), budget).map(|plan| Some(Box::new(plan)))
@@ -59,84 +61,85 @@ impl Question {
     }
 }
 
-/// Makes the plans of one deployment.
+/// Source of plans for one deployment.
 pub(crate) trait Planner {
-    /// Returns the state of the plan with this `id`, and begins to make it if it is new.
-    fn ask(&mut self, lane: Lane, id: &str, question: Question) -> PlanProgress;
-    /// Returns the state of the plan for the latest wake, with its number.
+    /// Returns the progress of the plan with this `id`, and starts the search if the `id` is new.
+    fn request(&mut self, kind: SearchKind, id: &str, request: SearchRequest) -> PlanProgress;
+    /// Returns the requested plan of the latest wake.
     fn wake(&self) -> Option<WakePlan>;
-    /// Forgets the last answer in `lane`: the same question has another answer later.
-    fn forget(&mut self, lane: Lane);
+    /// Drops the last result of `kind`, so that the same request starts a new search.
+    fn forget(&mut self, kind: SearchKind);
 }
 
-/// The pool, for one deployment.
+/// Planning pool, for one deployment.
 pub(crate) struct Pooled<'p> {
     pub(crate) pool: &'p PlanningPool,
     pub(crate) key: DeploymentKey,
 }
 
 impl Planner for Pooled<'_> {
-    fn ask(&mut self, lane: Lane, id: &str, question: Question) -> PlanProgress {
-        self.pool.ask(&self.key, lane, id, || -> Search { Box::new(move |budget| question.answer(budget)) })
+    fn request(&mut self, kind: SearchKind, id: &str, request: SearchRequest) -> PlanProgress {
+        self.pool
+            .request(&self.key, kind, id, || -> Search { Box::new(move |budget| request.carry_out(budget)) })
     }
 
     fn wake(&self) -> Option<WakePlan> {
-        let (id, progress) = self.pool.progress(&self.key, Lane::Wake)?;
+        let (id, progress) = self.pool.progress(&self.key, SearchKind::Wake)?;
         Some(WakePlan { wake: id.parse().ok()?, progress })
     }
 
-    fn forget(&mut self, lane: Lane) {
-        self.pool.forget_lane(&self.key, lane);
+    fn forget(&mut self, kind: SearchKind) {
+        self.pool.forget_finished(&self.key, kind);
     }
 }
 
-/// Result of a task, as far as it is known now.
+/// Current result of a planning task.
 #[derive(Debug)]
-pub(super) struct Decision {
+pub(super) struct PlanDecision {
     /// State of planning.
     pub(super) state: PlanState,
     /// A new plan.
     pub(super) new: Option<MoEPlan>,
     /// Events, once the new plan is written.
-    pub(super) happenings: Vec<ClusterEvent>,
+    pub(super) events: Vec<ClusterEvent>,
     /// Requests whose expert usage a new plan is for.
     pub(super) cause: Option<MixOf>,
-    /// No better plan was found: none is looked for again for a while.
+    /// Set if no better plan was found: a cooldown begins.
     pub(super) is_fruitless: bool,
-    /// Times of the chain at a wake, as far as they are known.
-    pub(super) chain: Option<WakePlanning>,
+    /// Times of the planning steps of a wake, as far as known.
+    pub(super) wake_times: Option<WakePlanning>,
 }
 
-impl Decision {
-    fn of(state: PlanState) -> Self {
-        Self { state, new: None, happenings: Vec::new(), cause: None, is_fruitless: false, chain: None }
+impl PlanDecision {
+    fn from_state(state: PlanState) -> Self {
+        Self { state, new: None, events: Vec::new(), cause: None, is_fruitless: false, wake_times: None }
     }
 }
 
-/// Has `planner` do `task`, as far as that is possible now.
+/// Executes `task` with `planner`, as far as possible without waiting.
 ///
 /// # Errors
-/// A plan cannot be written as JSON.
-pub(super) fn answer(
+/// A plan cannot be serialised as JSON.
+pub(super) fn carry_out(
     inputs: Inputs<'_>,
     task: Task,
     planner: &mut impl Planner,
-) -> Result<Decision, serde_json::Error> {
+) -> Result<PlanDecision, serde_json::Error> {
     let Inputs { owner, observed, .. } = inputs;
     match task {
-        Task::Done(state) => Ok(Decision::of(state)),
+        Task::Done(state) => Ok(PlanDecision::from_state(state)),
         Task::Solve { planning, previous } => {
-            let id = planning.question(previous.as_deref())?;
-            match planner.ask(Lane::Full, &id, Question::Solve { planning, previous }) {
-                PlanProgress::Underway { .. } => Ok(Decision::of(PlanState::Planning)),
+            let id = planning.request_id(previous.as_deref())?;
+            match planner.request(SearchKind::Full, &id, SearchRequest::Solve { planning, previous }) {
+                PlanProgress::Underway { .. } => Ok(PlanDecision::from_state(PlanState::Planning)),
                 PlanProgress::Done { outcome, .. } => {
                     if matches!(outcome, Err(PlanningError::Aborted(_))) {
                         // The next reconcile tries again.
-                        planner.forget(Lane::Full);
+                        planner.forget(SearchKind::Full);
                     }
                     let solution = outcome.and_then(|plan| plan.ok_or_else(no_plan));
-                    let (state, new) = solved(owner, solution.map(|plan| *plan))?;
-                    Ok(Decision { new, ..Decision::of(state) })
+                    let (state, new) = plan_state(owner, solution.map(|plan| *plan))?;
+                    Ok(PlanDecision { new, ..PlanDecision::from_state(state) })
                 }
             }
         }
@@ -145,58 +148,63 @@ pub(super) fn answer(
         }
         Task::Improve(improvement) => {
             let Improvement { planning, hash, plan, cause } = *improvement;
-            let question = Question::Improve { planning: Box::new(planning), plan: Box::new(plan.clone()) };
-            match planner.ask(Lane::Full, &hash, question) {
+            let request =
+                SearchRequest::Improve { planning: Box::new(planning), plan: Box::new(plan.clone()) };
+            match planner.request(SearchKind::Full, &hash, request) {
                 PlanProgress::Underway { .. } => {
-                    Ok(Decision::of(PlanState::Planned { hash, plan: Box::new(plan) }))
+                    Ok(PlanDecision::from_state(PlanState::Planned { hash, plan: Box::new(plan) }))
                 }
                 PlanProgress::Done { outcome, .. } => {
                     let better = better_or_none(outcome, &hash);
                     if better.is_none() {
-                        planner.forget(Lane::Full);
+                        planner.forget(SearchKind::Full);
                     }
                     let is_fruitless = better.is_none();
-                    let (state, new, happening) = replaced(owner, (hash, plan, cause), better)?;
-                    let happenings = happening.into_iter().collect();
+                    let (state, new, event) = replacement(owner, (hash, plan, cause), better)?;
+                    let events = event.into_iter().collect();
                     let cause = (!is_fruitless).then_some(cause);
-                    Ok(Decision { new, happenings, cause, is_fruitless, ..Decision::of(state) })
+                    Ok(PlanDecision { new, events, cause, is_fruitless, ..PlanDecision::from_state(state) })
                 }
             }
         }
         Task::Take(take) => {
             let ReadyPlan { planning, hash, plan, better, elapsed, wake } = *take;
-            let mut planned = taken(inputs, &planning, (hash, plan, better), (wake, elapsed))?;
-            let told = observed.demand.as_ref().and_then(|demand| demand.spec.planning);
-            let told = told.filter(|told| told.wake == wake);
-            if let (Some(chain), Some(told)) = (&mut planned.chain, told) {
-                *chain = WakePlanning { plan_us: chain.plan_us, partition_us: chain.partition_us, ..told };
+            let mut planned = wake_result(inputs, &planning, (hash, plan, better), (wake, elapsed))?;
+            let recorded = observed.demand.as_ref().and_then(|demand| demand.spec.planning);
+            let recorded = recorded.filter(|recorded| recorded.wake == wake);
+            if let (Some(wake_times), Some(recorded)) = (&mut planned.wake_times, recorded) {
+                *wake_times = WakePlanning {
+                    plan_us: wake_times.plan_us,
+                    partition_us: wake_times.partition_us,
+                    ..recorded
+                };
             }
             Ok(planned)
         }
     }
 }
 
-/// Returns a new plan as the state of planning, and its object.
+/// Returns the planning state and the plan object for a `solution`.
 ///
 /// # Errors
-/// The plan cannot be written as JSON.
-fn solved(
+/// The plan cannot be serialised as JSON.
+fn plan_state(
     owner: &MoEDeployment,
     solution: Result<MoEPlanSpec, PlanningError>,
 ) -> Result<(PlanState, Option<MoEPlan>), serde_json::Error> {
     let plan = match solution {
         Ok(plan) => plan,
-        Err(error) => return Ok((PlanState::Refused(refused(&error)), None)),
+        Err(error) => return Ok((PlanState::Refused(planning_issue(&error)), None)),
     };
     let (hash, object) = plan_object(owner, plan)?;
     Ok((PlanState::Planned { hash, plan: Box::new(object.spec.clone()) }, Some(object)))
 }
 
-/// Returns the `better` plan as the state of planning, its object and an event. If there is none, the plan `hash` stays.
+/// Returns the planning state, plan object and event for the `better` plan. Without one, the plan `hash` stays.
 ///
 /// # Errors
-/// The plan cannot be written as JSON.
-fn replaced(
+/// The plan cannot be serialised as JSON.
+fn replacement(
     owner: &MoEDeployment,
     (hash, plan, cause): (String, MoEPlanSpec, MixOf),
     better: Option<MoEPlanSpec>,
@@ -220,18 +228,18 @@ fn replaced(
         dollars(&object.spec),
         dollars(&plan),
     );
-    let happening = ClusterEvent::normal("Replanned", note);
+    let event = ClusterEvent::normal("Replanned", note);
     let state = PlanState::Planned { hash: new, plan: Box::new(object.spec.clone()) };
-    Ok((state, Some(object), Some(happening)))
+    Ok((state, Some(object), Some(event)))
 }
 
-/// First step of a wake: the main function starts with the size that it is pre-allocated, while the plan for the waiting
+/// First step of a wake: the main function starts with its pre-allocated size, while the plan for the waiting
 /// requests is made.
 fn wake(
     inputs: Inputs<'_>,
     improvement: Improvement,
     planner: &mut impl Planner,
-) -> Result<Decision, serde_json::Error> {
+) -> Result<PlanDecision, serde_json::Error> {
     let Inputs { owner, observed, .. } = inputs;
     let Improvement { planning, hash, plan, .. } = improvement;
     let wake = observed.demand.as_ref().map_or(0, |demand| demand.spec.wakes).saturating_add(1);
@@ -241,16 +249,16 @@ fn wake(
         tracing::info!(plan = hash, %error, "main function starts with its last size");
         None
     });
-    let preallocating = started.elapsed();
-    // Of two plans with the same prediction the later one has the larger number.
-    let further = planning.clone().revised(u32::from(preallocated.is_some()))?;
-    let by = preallocated.clone().unwrap_or_else(|| plan.clone());
-    let question = Question::Wake { planning: Box::new(further), plan: Box::new(by) };
-    let mut happenings = vec![predicted.happening()];
-    let mut chain = WakePlanning {
+    let preallocation_time = started.elapsed();
+    // Of two plans for the same prediction the later one has the higher revision.
+    let revised = planning.clone().revised(u32::from(preallocated.is_some()))?;
+    let start_plan = preallocated.clone().unwrap_or_else(|| plan.clone());
+    let request = SearchRequest::Wake { planning: Box::new(revised), plan: Box::new(start_plan) };
+    let mut events = vec![predicted.event()];
+    let mut wake_times = WakePlanning {
         wake,
         predict_us: predicted.microseconds,
-        preallocate_us: microseconds(preallocating),
+        preallocate_us: microseconds(preallocation_time),
         ..WakePlanning::default()
     };
     let note = match &preallocated {
@@ -258,85 +266,90 @@ fn wake(
             "Preallocated {} MB for main functions in {}: bound on the waiting requests' expert usage; plan {hash} \
              has {} MB.",
             sized.main.memory_mb,
-            seconds(preallocating),
+            seconds(preallocation_time),
             plan.main.memory_mb
         ),
         None => format!(
             "Preallocated {} MB for main functions in {}, as in plan {hash}.",
             plan.main.memory_mb,
-            seconds(preallocating)
+            seconds(preallocation_time)
         ),
     };
-    happenings.push(ClusterEvent::normal("Preallocated", note));
-    let mut planned = match planner.ask(Lane::Wake, &wake.to_string(), question) {
+    events.push(ClusterEvent::normal("Preallocated", note));
+    let mut planned = match planner.request(SearchKind::Wake, &wake.to_string(), request) {
         PlanProgress::Underway { .. } => match preallocated {
             Some(sized) => {
                 let (new, object) = plan_object(owner, sized)?;
                 let state = PlanState::Planned { hash: new, plan: Box::new(object.spec.clone()) };
-                Decision { new: Some(object), ..Decision::of(state) }
+                PlanDecision { new: Some(object), ..PlanDecision::from_state(state) }
             }
-            None => Decision::of(PlanState::Planned { hash, plan: Box::new(plan) }),
+            None => PlanDecision::from_state(PlanState::Planned { hash, plan: Box::new(plan) }),
         },
         PlanProgress::Done { outcome, elapsed } => {
-            // If gateways wrote meanwhile, the wake is decided again, and its plan is there already.
+            // If a gateway wrote meanwhile, the wake is decided again, and its plan may be ready by now.
             let is_newer = |better: &MoEPlanSpec| revision_of(better) > revision_of(&plan);
             let better = better_or_none(outcome, &hash).or(preallocated).filter(is_newer);
             let is_fruitless = better.is_none();
-            let taken = taken(inputs, &planning, (hash, plan, better), (wake, elapsed))?;
-            if let Some(of) = taken.chain {
-                chain = WakePlanning { plan_us: of.plan_us, partition_us: of.partition_us, ..chain };
+            let wake_result = wake_result(inputs, &planning, (hash, plan, better), (wake, elapsed))?;
+            if let Some(of) = wake_result.wake_times {
+                wake_times =
+                    WakePlanning { plan_us: of.plan_us, partition_us: of.partition_us, ..wake_times };
             }
-            Decision { is_fruitless, ..taken }
+            PlanDecision { is_fruitless, ..wake_result }
         }
     };
-    let of_wake = happenings.into_iter().map(|happening| happening.of_wake(observed.now));
-    planned.happenings.splice(0..0, of_wake);
-    planned.chain = Some(chain);
+    let of_wake = events.into_iter().map(|event| event.of_wake(observed.now));
+    planned.events.splice(0..0, of_wake);
+    planned.wake_times = Some(wake_times);
     Ok(planned)
 }
 
-/// The plan for a wake is there: it replaces the one that main functions start by, unless that is good enough.
-fn taken(
+/// Last step of a wake: its plan replaces the one by which main functions started, unless that is good enough.
+fn wake_result(
     inputs: Inputs<'_>,
     planning: &Planning,
     (hash, plan, better): (String, MoEPlanSpec, Option<MoEPlanSpec>),
     (wake, elapsed): (u64, Duration),
-) -> Result<Decision, serde_json::Error> {
-    let Inputs { owner, observed, around, .. } = inputs;
+) -> Result<PlanDecision, serde_json::Error> {
+    let Inputs { owner, observed, environment, .. } = inputs;
     let cause = better.as_ref().map(|_| MixOf::Waiting);
-    let (state, new, replanned) = replaced(owner, (hash.clone(), plan, MixOf::Waiting), better)?;
-    let PlanState::Planned { hash: runs, plan } = &state else { return Ok(Decision::of(state)) };
-    let what = if new.is_some() { "replaces" } else { "stays" };
+    let (state, new, replanned) = replacement(owner, (hash.clone(), plan, MixOf::Waiting), better)?;
+    let PlanState::Planned { hash: running_hash, plan } = &state else {
+        return Ok(PlanDecision::from_state(state));
+    };
+    let verb = if new.is_some() { "replaces" } else { "stays" };
     let before = if new.is_some() { format!(" {hash}") } else { String::new() };
-    let note =
-        format!("Plan {runs} {what}{before} for wake {wake}, {} after it was asked for.", seconds(elapsed));
-    let mut happenings = vec![ClusterEvent::normal("Planned", note).of_wake(observed.now)];
+    let note = format!(
+        "Plan {running_hash} {verb}{before} for wake {wake}, {} after it was asked for.",
+        seconds(elapsed)
+    );
+    let mut events = vec![ClusterEvent::normal("Planned", note).of_wake(observed.now)];
     let started = Instant::now();
-    let partition = partition(owner, around, planning, (runs, plan));
-    let partitioning = started.elapsed();
-    happenings.extend(
+    let partition = partition(owner, environment, planning, (running_hash, plan));
+    let partition_time = started.elapsed();
+    events.extend(
         partition.map(|partition| ClusterEvent::normal("Partitioned", partition).of_wake(observed.now)),
     );
-    happenings.extend(replanned.map(|replanned| replanned.of_wake(observed.now)));
-    let chain = WakePlanning {
+    events.extend(replanned.map(|replanned| replanned.of_wake(observed.now)));
+    let wake_times = WakePlanning {
         wake,
-        // 0 stands for a plan that is not there yet.
+        // 0 means that there is no plan yet.
         plan_us: microseconds(elapsed).max(1),
-        partition_us: microseconds(partitioning),
+        partition_us: microseconds(partition_time),
         ..WakePlanning::default()
     };
-    Ok(Decision { new, happenings, cause, chain: Some(chain), ..Decision::of(state) })
+    Ok(PlanDecision { new, events, cause, wake_times: Some(wake_times), ..PlanDecision::from_state(state) })
 }
 
-/// Describes how the expected work of `plan` is divided over its remote functions; none if nothing is remote, or nothing
-/// is known of requests.
+/// Describes how the expected work of `plan` is distributed over its remote functions; absent if the expert usage is
+/// unknown.
 fn partition(
     owner: &MoEDeployment,
-    around: &OperatorEnvironment,
+    environment: &OperatorEnvironment,
     planning: &Planning,
     (hash, plan): (&str, &MoEPlanSpec),
 ) -> Option<String> {
-    let functions = revision(owner, hash, plan, around).ok()?.remote;
+    let functions = revision(owner, hash, plan, environment).ok()?.remote;
     let hosted: Vec<_> = functions.iter().filter_map(|function| function.hosted.as_ref()).collect();
     let mut layers: Vec<u32> = hosted.iter().flat_map(|hosted| hosted.sets()).map(|set| set.layer).collect();
     layers.sort_unstable();
@@ -357,7 +370,7 @@ fn partition(
     ))
 }
 
-/// The prediction that a wake is planned for.
+/// Prediction that a wake is planned for.
 struct Predicted {
     requests: u32,
     of: MixOf,
@@ -365,7 +378,7 @@ struct Predicted {
 }
 
 impl Predicted {
-    fn happening(&self) -> ClusterEvent {
+    fn event(&self) -> ClusterEvent {
         let of = match self.of {
             MixOf::Waiting => "waiting",
             MixOf::Answered => "recent",

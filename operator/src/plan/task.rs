@@ -1,16 +1,18 @@
-//! Work that the plan for the present spec takes. Pure.
+//! Determines the planning task for the current spec. Pure.
 
 use super::running;
 use crate::inputs::Inputs;
-use crate::inspection::Inspecting;
+use crate::inspection::InspectionState;
 use crate::manifests::{OperatorEnvironment, find_plan, inspector};
 use crate::observed::Observed;
 use crate::one_shot::OneShotState;
 use crate::planning::{Planning, PlanningError, check_hosted};
 use crate::planning_pool::{PlanProgress, WakePlan};
 use crate::resolve::Resolved;
-use crate::trouble::Trouble;
-use crate::usage::{due, heard, is_given_up, is_of_spec, next_revision, of_spec, revision_of};
+use crate::status_issue::StatusIssue;
+use crate::usage::{
+    due_replan, is_given_up, is_of_spec, next_revision, observed_usage, plans_of_spec, revision_of,
+};
 use kube::ResourceExt;
 use remoe_api::{DemandPhase, MixOf, MoEDeployment, MoEPlan, MoEPlanSpec, Mode, PlannedPrediction, Replan};
 use std::time::Duration;
@@ -20,14 +22,14 @@ use std::time::Duration;
 pub(crate) enum PlanState {
     /// The model is being inspected.
     Inspecting {
-        /// Fault that delays the inspector.
-        trouble: Option<Trouble>,
+        /// Issue that delays the inspector.
+        issue: Option<StatusIssue>,
     },
-    /// The first plan for the present spec is being made.
+    /// The first plan for the current spec is being made.
     Planning,
-    /// There is no plan for the present spec.
-    Refused(Trouble),
-    /// There is a plan for the present spec.
+    /// There can be no plan for the current spec.
+    Refused(StatusIssue),
+    /// There is a plan for the current spec.
     Planned {
         /// Hash of the plan.
         hash: String,
@@ -36,38 +38,38 @@ pub(crate) enum PlanState {
     },
 }
 
-/// Work that the plan for the present spec takes.
+/// Planning task for the current spec.
 #[derive(Debug)]
 pub(crate) enum Task {
     /// No work: there is a plan, or there can be none.
     Done(PlanState),
-    /// A search for the first plan.
+    /// Search for the first plan.
     Solve {
         /// Planning problem.
         planning: Box<Planning>,
-        /// Plan that runs.
+        /// Running plan.
         previous: Option<Box<MoEPlanSpec>>,
     },
-    /// A search for a plan that is better for the expert usage of requests than the one that there is.
+    /// Search for a plan that is better for the current expert usage.
     Improve(Box<Improvement>),
-    /// The plan for the requests that woke functions is there.
+    /// Use of the finished plan for the requests that woke functions.
     Take(Box<ReadyPlan>),
 }
 
-/// A plan that there is, and the problem of a better one.
+/// Existing plan, and the planning problem for a better one.
 #[derive(Debug)]
 pub(crate) struct Improvement {
-    /// Planning problem for the present expert usage.
+    /// Planning problem for the current expert usage.
     pub planning: Planning,
-    /// Hash of the plan that there is.
+    /// Hash of the existing plan.
     pub hash: String,
-    /// Plan that there is.
+    /// Existing plan.
     pub plan: MoEPlanSpec,
-    /// Requests whose usage it is for: those that wake functions, or answered ones (drift).
+    /// Requests whose usage it is for: waiting ones, or answered ones (drift).
     pub cause: MixOf,
 }
 
-/// The plan for the requests that woke functions.
+/// Finished plan for the requests that woke functions.
 #[derive(Debug)]
 pub(crate) struct ReadyPlan {
     /// Planning problem of the spec, without a prediction.
@@ -76,69 +78,73 @@ pub(crate) struct ReadyPlan {
     pub hash: String,
     /// Plan by which functions start.
     pub plan: MoEPlanSpec,
-    /// Plan that replaces it, if it is not good enough.
+    /// Plan that replaces it; absent if it is good enough.
     pub better: Option<MoEPlanSpec>,
-    /// Time from the question to the answer.
+    /// Time from the request to the result.
     pub elapsed: Duration,
     /// Number of the wake.
     pub wake: u64,
 }
 
-/// Returns the work that the plan for the present spec takes; `wake_plan` is the plan for the latest wake, as far as the
-/// pool has it.
-pub(super) fn task(inputs: Inputs<'_>, known: &Resolved, wake_plan: Option<&WakePlan>) -> Task {
-    let Inputs { owner, observed, around, .. } = inputs;
-    if let Some(trouble) = around.allowed.refusal(owner) {
-        return Task::Done(PlanState::Refused(trouble));
+/// Returns the planning task for the current spec. `wake_plan` is the pool's plan for the latest wake, if any.
+pub(super) fn task(inputs: Inputs<'_>, resolved: &Resolved, wake_plan: Option<&WakePlan>) -> Task {
+    let Inputs { owner, observed, environment, .. } = inputs;
+    if let Some(issue) = environment.policy.refusal(owner) {
+        return Task::Done(PlanState::Refused(issue));
     }
-    if let Err(refusal) = around.sources.check_spec(&owner.spec.model) {
-        return Task::Done(PlanState::Refused(Trouble::new(refusal.reason(), refusal.to_string())));
+    if let Err(refusal) = environment.sources.check_spec(&owner.spec.model) {
+        return Task::Done(PlanState::Refused(StatusIssue::new(refusal.reason(), refusal.to_string())));
     }
-    let (Some(facts), Some(hardware)) = (known.model.facts(), &known.hardware) else {
-        return Task::Done(uninspected(owner, known, around));
+    let (Some(facts), Some(hardware)) = (resolved.model.facts(), &resolved.hardware) else {
+        return Task::Done(uninspected(owner, resolved, environment));
     };
     let profile = match &hardware.profile {
         Ok(profile) => profile,
-        Err(trouble) => return Task::Done(PlanState::Refused(trouble.clone())),
+        Err(issue) => return Task::Done(PlanState::Refused(issue.clone())),
     };
     let planning = match Planning::new(&owner.name_any(), &owner.spec, facts, profile) {
         Ok(planning) => planning,
-        Err(error) => return Task::Done(PlanState::Refused(refused(&error))),
+        Err(error) => return Task::Done(PlanState::Refused(planning_issue(&error))),
     };
     let model = &facts.inspection;
-    let sound = observed.plans.iter().filter(|plan| check_hosted(&plan.spec, model).is_ok());
-    let plans = of_spec(sound, &planning);
-    let (given_up, left): (Vec<&MoEPlan>, _) =
+    let valid = observed.plans.iter().filter(|plan| check_hosted(&plan.spec, model).is_ok());
+    let plans = plans_of_spec(valid, &planning);
+    let (given_up, startable): (Vec<&MoEPlan>, _) =
         plans.into_iter().partition(|plan| is_given_up(owner, observed, plan));
-    // Where none can start the newest is as good as any.
-    let made = left.first().or(given_up.first()).copied();
+    // If none can start, the newest is used.
+    let made = startable.first().or(given_up.first()).copied();
     let made = made.and_then(|plan| Some((hash_of(owner, plan)?, plan)));
     let hash = running(owner, observed);
     let revision = next_revision(&observed.plans);
-    if let Some((made, plan)) = made {
-        if let Some((wake, better, elapsed)) = arrived(inputs, wake_plan, &planning, plan) {
-            let (hash, plan) = (made, plan.spec.clone());
+    if let Some((made_hash, plan)) = made {
+        if let Some((wake, better, elapsed)) = wake_plan_result(inputs, wake_plan, &planning, plan) {
+            let (hash, plan) = (made_hash, plan.spec.clone());
             return Task::Take(Box::new(ReadyPlan { planning, hash, plan, better, elapsed, wake }));
         }
-        // Not in the reconcile that takes one back.
-        let cause = due(inputs, plan, &made, hash.as_deref()).filter(|_| given_up.is_empty());
-        let heard = cause.and_then(|of| Some((of, heard(owner, observed, model, of, revision)?)));
-        let improvement = heard.map(|(cause, heard)| (cause, planning.expecting(heard)));
+        // No new search in the reconcile that gives a plan up.
+        let cause = due_replan(inputs, plan, &made_hash, hash.as_deref()).filter(|_| given_up.is_empty());
+        let observed_usage =
+            cause.and_then(|cause| Some((cause, observed_usage(owner, observed, model, cause, revision)?)));
+        let improvement =
+            observed_usage.map(|(cause, observed_usage)| (cause, planning.expecting(observed_usage)));
         return match improvement {
-            Some((cause, Ok(planning))) => {
-                Task::Improve(Box::new(Improvement { planning, hash: made, plan: plan.spec.clone(), cause }))
-            }
-            _ => Task::Done(PlanState::Planned { hash: made, plan: Box::new(plan.spec.clone()) }),
+            Some((cause, Ok(planning))) => Task::Improve(Box::new(Improvement {
+                planning,
+                hash: made_hash,
+                plan: plan.spec.clone(),
+                cause,
+            })),
+            _ => Task::Done(PlanState::Planned { hash: made_hash, plan: Box::new(plan.spec.clone()) }),
         };
     }
     let previous = hash.as_ref().and_then(|hash| find_plan(owner, &observed.plans, hash));
     let previous = previous.map(|plan| Box::new(plan.spec.clone()));
     if let (Some(hash), Some(plan), true) = (&hash, &previous, is_waking(observed)) {
-        // Requests wait for functions, not for a plan.
+        // Waiting requests start functions by the running plan at once.
         return Task::Done(PlanState::Planned { hash: hash.clone(), plan: plan.clone() });
     }
-    // What requests use does not change with the spec.
-    let expected = heard(owner, observed, model, MixOf::Answered, revision).or_else(|| {
+    // Expert usage does not depend on the spec.
+    let expected = observed_usage(owner, observed, model, MixOf::Answered, revision).or_else(|| {
         let before = previous.as_ref().filter(|plan| plan.model.digest == model.fingerprint);
         Some(PlannedPrediction { revision, ..before?.prediction.clone()? })
     });
@@ -147,9 +153,9 @@ pub(super) fn task(inputs: Inputs<'_>, known: &Resolved, wake_plan: Option<&Wake
     Task::Solve { planning: Box::new(expecting.unwrap_or(planning)), previous }
 }
 
-/// Returns the number of the present wake, the plan for it, if it is not `plan` or an earlier one, and the time that it
-/// took. Main functions have started by `plan`: one with another size of theirs comes too late.
-fn arrived(
+/// Returns the number of the current wake, its new plan, and the duration of the search. Absent if that was recorded
+/// already. Main functions have started by `plan`, so a plan with another main function is ignored.
+fn wake_plan_result(
     inputs: Inputs<'_>,
     wake_plan: Option<&WakePlan>,
     planning: &Planning,
@@ -157,9 +163,10 @@ fn arrived(
 ) -> Option<(u64, Option<MoEPlanSpec>, Duration)> {
     let demand = inputs.observed.demand.as_ref().filter(|demand| demand.spec.phase == DemandPhase::Waking)?;
     let wake_plan = wake_plan.filter(|plan| plan.wake == demand.spec.wakes)?;
-    let is_told = demand.spec.planning.is_some_and(|told| told.wake == wake_plan.wake && told.plan_us > 0);
+    let is_recorded =
+        demand.spec.planning.is_some_and(|recorded| recorded.wake == wake_plan.wake && recorded.plan_us > 0);
     let PlanProgress::Done { outcome, elapsed } = &wake_plan.progress else { return None };
-    if is_told || inputs.owner.spec.mode != Mode::Active {
+    if is_recorded || inputs.owner.spec.mode != Mode::Active {
         return None;
     }
     let better = outcome.as_ref().ok().and_then(Option::as_deref).filter(|better| {
@@ -170,7 +177,7 @@ fn arrived(
     Some((wake_plan.wake, better.cloned(), *elapsed))
 }
 
-/// Returns whether requests wait, or waited a moment ago, for functions that do not run.
+/// Returns whether requests wait, or just waited, for functions to start.
 fn is_waking(observed: &Observed) -> bool {
     observed.demand.as_ref().is_some_and(|demand| match demand.spec.phase {
         DemandPhase::Waking => demand.spec.wakes > 0,
@@ -179,24 +186,24 @@ fn is_waking(observed: &Observed) -> bool {
     })
 }
 
-/// Returns the state of planning while the model is not known.
-fn uninspected(owner: &MoEDeployment, known: &Resolved, around: &OperatorEnvironment) -> PlanState {
-    if let Some(trouble) = known.model.refused() {
-        return PlanState::Refused(trouble.clone());
+/// Returns the state of planning while the model's facts are unknown.
+fn uninspected(owner: &MoEDeployment, resolved: &Resolved, environment: &OperatorEnvironment) -> PlanState {
+    if let Some(issue) = resolved.model.invalid_output() {
+        return PlanState::Refused(issue.clone());
     }
-    match &known.model.inspecting {
-        Inspecting::Sent(OneShotState::Failed { trouble, .. }) => PlanState::Refused(trouble.clone()),
-        Inspecting::Sent(OneShotState::Waiting { trouble }) => {
-            PlanState::Inspecting { trouble: trouble.clone() }
+    match &resolved.model.inspection_state {
+        InspectionState::Inspecting(OneShotState::Failed { issue, .. }) => PlanState::Refused(issue.clone()),
+        InspectionState::Inspecting(OneShotState::Waiting { issue }) => {
+            PlanState::Inspecting { issue: issue.clone() }
         }
-        Inspecting::Sent(OneShotState::Start { incarnation, after }) => {
-            match inspector(owner, &known.model.subject, *incarnation, around) {
-                Ok(_) => PlanState::Inspecting { trouble: after.clone() },
-                Err(error) => PlanState::Refused(Trouble::new(error.reason(), error.to_string())),
+        InspectionState::Inspecting(OneShotState::Start { incarnation, after }) => {
+            match inspector(owner, &resolved.model.subject, *incarnation, environment) {
+                Ok(_) => PlanState::Inspecting { issue: after.clone() },
+                Err(error) => PlanState::Refused(StatusIssue::new(error.reason(), error.to_string())),
             }
         }
-        Inspecting::Known(_) | Inspecting::Sent(OneShotState::Done { .. }) => {
-            PlanState::Inspecting { trouble: None }
+        InspectionState::Known(_) | InspectionState::Inspecting(OneShotState::Done { .. }) => {
+            PlanState::Inspecting { issue: None }
         }
     }
 }
@@ -208,13 +215,13 @@ fn hash_of(owner: &MoEDeployment, plan: &MoEPlan) -> Option<String> {
     Some(hash.to_owned())
 }
 
-/// Returns the fault of a spec without a plan.
-pub(super) fn refused(error: &PlanningError) -> Trouble {
+/// Returns the issue of a spec for which there is no plan.
+pub(super) fn planning_issue(error: &PlanningError) -> StatusIssue {
     let reason = match error {
         PlanningError::Spec { .. } | PlanningError::Json(_) => "InvalidSpec",
         PlanningError::Profile(_) => "ProfileInvalid",
         PlanningError::Infeasible(_) => "Infeasible",
         PlanningError::Aborted(_) => "PlanningAborted",
     };
-    Trouble::new(reason, error.to_string())
+    StatusIssue::new(reason, error.to_string())
 }

@@ -1,5 +1,5 @@
-//! Which function hosts which experts: from the planner's form, by position of the layers, to the plan's, by
-//! the model's layer ids, and back.
+//! Converts hosted experts between the planner's form, by position of the layer, and the plan's form, by index of the
+//! layer.
 
 use super::{PlanningError, whole_megabytes, whole_millicores};
 use crate::quantity::MB;
@@ -10,20 +10,20 @@ use remoe_proto::format_listing;
 use remoe_proto::v1::LayerExperts;
 use serde_json::json;
 
-/// The functions of `layers`, which have the ids `moe_layers`.
+/// Returns the plans of the functions of `layers`, which have the indices `moe_layers`.
 pub(super) fn layer_plans(moe_layers: &[u32], layers: &[LayerPlan]) -> Vec<RemotePlan> {
     let remote = moe_layers.iter().zip(layers).filter(|(_, layer)| !layer.remote.is_empty());
     let plan = |(&layer, part): (&u32, &LayerPlan)| {
         let listing = format_listing(&[LayerExperts { layer, experts: part.remote.clone() }]);
-        // Within the layer's entry its id is said once.
+        // The listing omits the layer, which the entry names already.
         let experts = listing.split_once(':').map_or(String::new(), |(_, experts)| experts.to_owned());
         RemotePlan { layer, experts, memory_mb: whole_megabytes(part.memory_bytes), replicas: part.replicas }
     };
     remote.map(plan).collect()
 }
 
-/// The functions of `groups` over the layers with the ids `moe_layers`, in the order of what they host: the
-/// same groups have the same numbers, however the planner came by them.
+/// Returns the plans of the functions of `groups` over the layers `moe_layers`. They are sorted by content, so that
+/// equal groups have equal numbers.
 pub(super) fn group_plans(moe_layers: &[u32], groups: &[Group]) -> Vec<GroupPlan> {
     let sets = |group: &Group| {
         let layers = moe_layers.iter().zip(&group.experts).filter(|(_, experts)| !experts.is_empty());
@@ -43,40 +43,41 @@ pub(super) fn group_plans(moe_layers: &[u32], groups: &[Group]) -> Vec<GroupPlan
     groups.into_iter().map(plan).collect()
 }
 
-/// `plan` in the planner's form, for `problem` about the layers with the ids `moe_layers`.
+/// Converts `plan` to the planner's form, for `problem` with the layers `moe_layers`.
 ///
 /// # Errors
-/// A listing that cannot be read, or of a layer that is not there.
+/// A listing is invalid, or names a layer without experts.
 pub(super) fn draft(
     plan: &MoEPlanSpec,
     moe_layers: &[u32],
     problem: &Problem,
 ) -> Result<PlanDraft, PlanningError> {
-    let wrong = |message: String| PlanningError::Profile(format!("cannot read the stored plan: {message}"));
+    let invalid = |message: String| PlanningError::Profile(format!("cannot read the stored plan: {message}"));
     let position = |layer: u32| {
         let found = moe_layers.iter().position(|known| *known == layer);
-        found.ok_or_else(|| wrong(format!("the model has no experts in layer {layer}")))
+        found.ok_or_else(|| invalid(format!("the model has no experts in layer {layer}")))
     };
     let bytes = |megabytes: u32| u64::from(megabytes) * MB;
-    let apart = problem.specs.main_vcpus.is_some();
-    let vcpus = |millicores: Option<u32>| millicores.filter(|_| apart).map(|it| f64::from(it) / 1000.0);
+    let vcpus_are_separate = problem.specs.main_vcpus.is_some();
+    let vcpus =
+        |millicores: Option<u32>| millicores.filter(|_| vcpus_are_separate).map(|it| f64::from(it) / 1000.0);
     let mut groups = Vec::new();
     for group in &plan.groups {
-        let mut sets = group.experts().map_err(wrong)?;
+        let mut sets = group.experts().map_err(invalid)?;
         for set in &mut sets {
             set.layer = u32::try_from(position(set.layer)?).unwrap_or(u32::MAX);
         }
         groups.push(json!({
             "experts": format_listing(&sets), "memory_bytes": bytes(group.memory_mb),
             "vcpus": vcpus(group.cpu_millicores), "replicas": group.replicas,
-            // All of them end after the window of the deployment, where it has one.
+            // All groups sleep after the deployment's idle window, if it has one.
             "sleeps": problem.remote_idle_seconds.is_some(),
         }));
     }
     let mut layers = vec![json!({"remote": [], "memory_bytes": 0, "replicas": 0}); moe_layers.len()];
     for part in &plan.remote {
         let layer = layers.get_mut(position(part.layer)?);
-        let set = part.experts().map_err(wrong)?;
+        let set = part.experts().map_err(invalid)?;
         if let Some(layer) = layer {
             *layer = json!({
                 "remote": set.experts, "memory_bytes": bytes(part.memory_mb), "replicas": part.replicas,
@@ -84,20 +85,20 @@ pub(super) fn draft(
         }
     }
     if !groups.is_empty() {
-        // What the groups host is what is remote.
+        // Groups host all remote experts.
         layers.clear();
     }
     let draft = json!({
         "main_bytes": bytes(plan.main.memory_mb), "main_vcpus": vcpus(plan.main.cpu_millicores),
         "layers": layers, "groups": groups,
     });
-    PlanDraft::from_json(&draft.to_string()).map_err(|error| wrong(error.to_string()))
+    PlanDraft::from_json(&draft.to_string()).map_err(|error| invalid(error.to_string()))
 }
 
-/// Checks that `model` has all the experts that `plan` lists.
+/// Checks that `model` has all experts that `plan` lists.
 ///
 /// # Errors
-/// The first one that it does not have, or a listing that cannot be read.
+/// Names the first missing expert, or an invalid listing.
 pub(crate) fn check_hosted(plan: &MoEPlanSpec, model: &Inspection) -> Result<(), String> {
     let check = |set: &LayerExperts| {
         if !model.moe_layers.contains(&(set.layer as usize)) {

@@ -1,18 +1,21 @@
+//! Memory of a main function besides weights.
+
 use remoe_api::{ComputeDtype, Device, WorkloadSpec};
 use remoe_model::Inspection;
 use remoe_planner::PAGE_POSITIONS;
 
-/// The cache for experts that no remote function answers for has room for one layer, up to this.
-const MAX_FALLBACK: u64 = 1_000_000_000;
+/// Maximum bytes of the fallback cache. It has room for the experts of one layer, for calls that no remote function
+/// answers.
+const MAX_FALLBACK_BYTES: u64 = 1_000_000_000;
 
 /// Memory of a main function besides experts, non-expert weights and runtime, in bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct MainMemory {
-    /// For experts that no remote function answers for.
+    /// Fallback cache, for experts whose remote function does not answer.
     pub(super) fallback_bytes: u64,
-    /// For keys and values of the largest request, or of all typical ones that run at once, in whole pages.
+    /// KV cache for the largest request, or for all concurrent typical ones, in whole pages.
     pub(super) kv_cache_bytes: u64,
-    /// Bytes of the pages that are not filled; the planner counts the keys and values themselves.
+    /// Unfilled bytes of KV-cache pages; the planner counts the filled ones.
     pub(super) unfilled_bytes: u64,
 }
 
@@ -28,17 +31,17 @@ impl MainMemory {
         let largest = tokens(workload.max_input_tokens, workload.max_output_tokens);
         let typical = tokens(workload.typical_input_tokens, workload.typical_output_tokens);
         let kv = model.resident_kv(dtype.name());
-        let held = kv.of(largest).max(kv.of(typical).saturating_mul(workload.concurrency.into()));
-        // Of each request's last page.
+        let cache_bytes = kv.of(largest).max(kv.of(typical).saturating_mul(workload.concurrency.into()));
+        // Unfilled part of each request's last page.
         let unfilled = u64::from(PAGE_POSITIONS - 1)
             .saturating_mul(workload.concurrency.into())
             .saturating_mul(kv.all_bytes_per_token());
         Self {
-            fallback_bytes: layer.min(MAX_FALLBACK),
-            kv_cache_bytes: held.saturating_add(unfilled),
+            fallback_bytes: layer.min(MAX_FALLBACK_BYTES),
+            kv_cache_bytes: cache_bytes.saturating_add(unfilled),
             unfilled_bytes: match device {
                 Device::Cpu => unfilled,
-                // Keys and values are in the GPU's memory.
+                // The KV cache is in GPU memory.
                 Device::Cuda => 0,
             },
         }

@@ -1,4 +1,4 @@
-//! From a spec and what is known of model and hardware to a plan. Pure.
+//! Builds the planning problem from the spec, the model's facts and the hardware profile, and solves it. Pure.
 
 mod basis;
 mod hosted;
@@ -11,7 +11,7 @@ use self::basis::PlanInputs;
 use self::hosted::{draft, group_plans, layer_plans};
 use self::memory::MainMemory;
 use self::numbers::{numbers, shown};
-use self::requirements::wishes;
+use self::requirements::requirements;
 use super::digest::digest;
 use super::facts::ModelFacts;
 use super::quantity::MB;
@@ -34,34 +34,34 @@ pub(crate) use hosted::check_hosted;
 pub(crate) use numbers::{counted, three_digits};
 pub(crate) use requirements::workload;
 
-/// Share of the cost by which a plan of groups may be dearer to keep limits when figures are wrong.
-const STURDY: f64 = 0.02;
-/// Cause of an aborted search.
-const CANCELLED: &str = "no plan within the time limit; narrow memoryMB, cpu or maxGroups";
-/// Characters of a warning.
-const MAX_WARNING: usize = 1000;
+/// Maximum additional cost, as a share, of a plan of groups that keeps the limits even if figures are wrong.
+const MAX_STURDY_COST: f64 = 0.02;
+/// Message of an aborted search.
+const CANCELLED_MESSAGE: &str = "no plan within the time limit; narrow memoryMB, cpu or maxGroups";
+/// Maximum characters of a warning.
+const MAX_WARNING_CHARS: usize = 1000;
 
-/// Figures of the hardware, and where they come from.
+/// Hardware profile and its source.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct KnownProfile {
-    /// The figures.
+    /// Hardware profile.
     pub profile: Profile,
-    /// Their origin.
+    /// Source of the profile.
     pub source: ProfileSource,
 }
 
-/// Why there is no plan.
+/// Failure to make a plan.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 pub(crate) enum PlanningError {
-    /// A field of the spec cannot be.
+    /// A field of the spec is invalid.
     #[error("spec.{field} {message}")]
     Spec {
-        /// The field.
+        /// Path of the field.
         field: String,
-        /// The value, and what to do.
+        /// Value and remedy.
         message: String,
     },
-    /// The profile does not belong to the model, or has figures that the planner refuses.
+    /// The profile belongs to another model, or has invalid figures.
     #[error("{0}")]
     Profile(String),
     /// No plan keeps every limit.
@@ -70,7 +70,7 @@ pub(crate) enum PlanningError {
     /// A value cannot be written as JSON.
     #[error("cannot write JSON: {0}")]
     Json(String),
-    /// It took too long, or ended abnormally.
+    /// The search exceeded its time limit or panicked.
     #[error("planning aborted: {0}")]
     Aborted(String),
 }
@@ -85,20 +85,20 @@ impl From<PlanError> for PlanningError {
     fn from(error: PlanError) -> Self {
         match error {
             PlanError::Infeasible(why) => Self::Infeasible(why.to_string()),
-            PlanError::Cancelled => Self::Aborted(CANCELLED.to_owned()),
+            PlanError::Cancelled => Self::Aborted(CANCELLED_MESSAGE.to_owned()),
             error => Self::Profile(error.to_string()),
         }
     }
 }
 
-/// A plan that is still to be made: everything that it depends on.
+/// Planning problem of a deployment: everything that its plan depends on.
 #[derive(Debug, Clone)]
 pub(crate) struct Planning {
     deployment: String,
     model: PlannedModel,
     device: Device,
     source: ProfileSource,
-    /// Set if plans stand on measured figures alone.
+    /// Set if all figures are measured.
     is_sure: bool,
     mode: RemoteMode,
     moe_layers: Vec<u32>,
@@ -107,17 +107,17 @@ pub(crate) struct Planning {
     problem: Problem,
     basis: PlanInputs,
     prediction: Option<PlannedPrediction>,
-    /// Inputs without the prediction.
+    /// Hash of the inputs without the prediction.
     spec_inputs: String,
-    /// Hash of all of this but the number of main functions. Plans with the same inputs are the same plan.
+    /// Hash of all inputs except the number of main functions. Plans with the same inputs are equal.
     pub inputs: String,
 }
 
 impl Planning {
-    /// Collects what a plan of `deployment` is made from.
+    /// Collects the inputs of a plan for `deployment`.
     ///
     /// # Errors
-    /// A field of the spec that does not fit the model, or a profile that does not.
+    /// A field of the spec or the profile does not fit the model.
     pub(crate) fn new(
         deployment: &str,
         spec: &MoEDeploymentSpec,
@@ -139,7 +139,7 @@ impl Planning {
         let basis = PlanInputs {
             model: ModelFacts { inspection: inspection.clone(), revision: facts.revision.clone() },
             profile: on_device(&known.profile, spec.main.device)?,
-            wishes: wishes(spec, &workload, &memory)?,
+            requirements: requirements(spec, &workload, &memory)?,
             expected: None,
         };
         let problem = basis.problem()?;
@@ -163,7 +163,7 @@ impl Planning {
             spec.main.device,
             known.source,
             mode,
-            // Scaling main functions makes no other plan.
+            // The number of main functions does not change the plan.
             &Problem { pricing: Pricing { main_replicas: 1, ..problem.pricing }, ..problem.clone() },
             &workload,
             memory.kv_cache_bytes,
@@ -186,10 +186,10 @@ impl Planning {
         })
     }
 
-    /// Returns the inputs for requests of which `prediction` is expected.
+    /// Returns the same problem for requests with the expert usage `prediction`.
     ///
     /// # Errors
-    /// The prediction is of a model with other layers or experts.
+    /// The prediction is for a model with other layers or experts.
     pub(crate) fn expecting(self, prediction: PlannedPrediction) -> Result<Self, PlanningError> {
         let basis = PlanInputs { expected: Some(prediction.shares.clone()), ..self.basis };
         Ok(Self {
@@ -201,7 +201,7 @@ impl Planning {
         })
     }
 
-    /// The inputs that this would have with `prediction`.
+    /// Returns the hash of the inputs with `prediction`.
     ///
     /// # Errors
     /// A value cannot be written as JSON.
@@ -209,7 +209,7 @@ impl Planning {
         Ok(expecting(&self.spec_inputs, prediction)?)
     }
 
-    /// Returns the same problem for a plan whose revision number is larger by `by`.
+    /// Returns the same problem with a plan revision higher by `by`.
     ///
     /// # Errors
     /// A value cannot be written as JSON.
@@ -221,20 +221,22 @@ impl Planning {
         Ok(self)
     }
 
-    /// Returns the identity of the question for a plan: reports of expert usage that arrive meanwhile do not change it.
+    /// Returns the id of a request for a plan. It excludes the prediction, so that new usage reports do not restart
+    /// the search.
     ///
     /// # Errors
     /// A value cannot be written as JSON.
-    pub(crate) fn question(&self, previous: Option<&MoEPlanSpec>) -> Result<String, serde_json::Error> {
+    pub(crate) fn request_id(&self, previous: Option<&MoEPlanSpec>) -> Result<String, serde_json::Error> {
         digest(&(&self.spec_inputs, previous))
     }
 
-    /// Returns the number of requests whose usage is predicted, and whether they wait or were answered.
+    /// Returns the number of requests whose usage is predicted, and if they wait or were answered.
     pub(crate) fn predicted(&self) -> Option<(u32, MixOf)> {
         self.prediction.as_ref().map(|prediction| (prediction.requests, prediction.of))
     }
 
-    /// Returns the ids of the layers with experts, and the shares of their experts that `plan` expects ([layers][experts]).
+    /// Returns the indices of the MoE layers, and the usage shares of their experts that `plan` expects
+    /// ([layers][experts]).
     pub(crate) fn expected_usage(&self, plan: &MoEPlanSpec) -> Option<(Vec<u32>, Vec<Vec<f64>>)> {
         let model = &self.basis.model.inspection;
         let shares = &plan.prediction.as_ref()?.shares;
@@ -248,10 +250,10 @@ impl Planning {
         &self.problem
     }
 
-    /// Makes the plan; `previous` stays where a new one would save too little.
+    /// Searches a plan; `previous` stays if a new one would save too little.
     ///
-    /// Under a prior all experts are local if they fit, and a limit that seems to be missed is a
-    /// warning: the prior errs on the slow side, and serving is what brings measurements.
+    /// Under a prior, all experts are local if they fit, and a missed limit is only a warning: the prior errs on the
+    /// slow side, and only serving leads to measurements.
     ///
     /// # Errors
     /// No plan keeps every limit.
@@ -261,15 +263,15 @@ impl Planning {
         budget: Budget<'_>,
     ) -> Result<MoEPlanSpec, PlanningError> {
         let previous = previous.and_then(|plan| self.draft(plan));
-        let (answer, warning) = self.attempted(&self.problem, |problem, options| {
+        let (result, warning) = self.search_with_origin(&self.problem, |problem, options| {
             solve_within(problem, previous.as_ref(), options, budget)
         })?;
-        let verdict = self.verdict_of(&answer, budget);
-        Ok(self.plan(&answer, warning, verdict))
+        let verdict = self.verdict_of(&result, budget);
+        Ok(self.plan(&result, warning, verdict))
     }
 
-    /// Makes the plan that is to follow `current` while main functions serve; `None` where that is good enough. They stay
-    /// as large as they are: those that go on learn of another placement, and nothing else.
+    /// Searches a plan to replace `current` while main functions serve; `None` if `current` is good enough. The size
+    /// of main functions stays, so that they only need a new placement.
     ///
     /// # Errors
     /// No plan keeps every limit.
@@ -281,12 +283,12 @@ impl Planning {
         let search = |problem: &Problem, draft: &PlanDraft, options: &Options| {
             solve_within(problem, Some(draft), options, budget)
         };
-        // With the main function held to its size the other ways are not those that there are.
-        self.beside_main_of(current, search, || self.verdict(budget))
+        // The verdict considers all sizes of the main function.
+        self.search_with_same_main(current, search, || self.verdict(budget))
     }
 
-    /// Makes the plan for the requests that wait for main functions, which start by `current`: its remote functions as far
-    /// as they are good enough, improved while the budget lasts. `None` if all of it is good enough.
+    /// Searches the plan for waiting requests, whose main functions start by `current`. Improves its remote functions
+    /// while the budget lasts. `None` if `current` is good enough.
     ///
     /// # Errors
     /// No plan keeps every limit.
@@ -297,45 +299,45 @@ impl Planning {
     ) -> Result<Option<MoEPlanSpec>, PlanningError> {
         let search =
             |problem: &Problem, draft: &PlanDraft, options: &Options| replan(problem, draft, options, budget);
-        // A verdict is no matter of a fraction of a second.
-        self.beside_main_of(current, search, || current.verdict.clone())
+        // A verdict takes too long during a wake.
+        self.search_with_same_main(current, search, || current.verdict.clone())
     }
 
-    /// Returns the plan by which main functions start for the predicted requests before their plan is known: that of
-    /// `current` with the memory that MMP gives main functions (Remoe paper, Algorithm 2), for as many remote experts as
-    /// `current` has. `None` if they have as much already.
+    /// Returns the plan by which main functions start before the plan for the predicted requests is known: `current`
+    /// with the memory that MMP gives main functions (Remoe paper, Algorithm 2), for as many remote experts as in
+    /// `current`. `None` if that changes nothing.
     ///
     /// # Errors
     /// No size of the main function keeps the limits.
     pub(crate) fn preallocated(&self, current: &MoEPlanSpec) -> Result<Option<MoEPlanSpec>, PlanningError> {
-        // A prior errs on the slow side: its bounds say nothing.
+        // Bounds from a prior are meaningless, since it errs on the slow side.
         if !self.is_sure() {
             return Ok(None);
         }
         let Some(draft) = self.draft(current) else { return Ok(None) };
-        let answer = preallocate_for(&self.problem, &draft)?;
-        let plan = self.plan(&answer, None, current.verdict.clone());
+        let result = preallocate_for(&self.problem, &draft)?;
+        let plan = self.plan(&result, None, current.verdict.clone());
         Ok((plan.main != current.main).then_some(plan))
     }
 
-    /// Returns the plan that `search` finds for main functions of the size that they have in `current`, with its `verdict`;
+    /// Returns the plan that `search` finds for main functions of the same size as in `current`, with its `verdict`;
     /// `None` if `current` is good enough.
-    fn beside_main_of(
+    fn search_with_same_main(
         &self,
         current: &MoEPlanSpec,
         search: impl Fn(&Problem, &PlanDraft, &Options) -> Result<PlanningResult, PlanError>,
         verdict: impl FnOnce() -> Option<PlanVerdict>,
     ) -> Result<Option<MoEPlanSpec>, PlanningError> {
-        let Some((answer, warning)) = self.better(current, search)? else { return Ok(None) };
-        let plan = self.plan(&answer, warning, None);
+        let Some((result, warning)) = self.search_better(current, search)? else { return Ok(None) };
+        let plan = self.plan(&result, warning, None);
         let is_same =
             (&plan.main, &plan.remote, &plan.groups) == (&current.main, &current.remote, &current.groups);
         Ok((!is_same).then(|| MoEPlanSpec { verdict: verdict(), ..plan }))
     }
 
-    /// Returns the answer of `search` with main functions of the size that they have in `current`, and a warning where it may
+    /// Returns the result of `search` for main functions of the same size as in `current`, with a warning if it may
     /// miss limits; `None` if `current` is good enough.
-    fn better(
+    fn search_better(
         &self,
         current: &MoEPlanSpec,
         search: impl Fn(&Problem, &PlanDraft, &Options) -> Result<PlanningResult, PlanError>,
@@ -343,44 +345,46 @@ impl Planning {
         let Some(draft) = self.draft(current) else { return Ok(None) };
         let vcpus = current.main.cpu_millicores.map(|millicores| f64::from(millicores) / 1000.0);
         let problem = self.problem.with_main(f64::from(current.main.memory_mb) * MB as f64, vcpus);
-        let found = self.attempted(&problem, |problem, options| search(problem, &draft, options))?;
-        let is_kept = found.0.change.as_ref().is_some_and(|change| change.kept);
-        Ok((!is_kept).then_some(found))
+        let found = self.search_with_origin(&problem, |problem, options| search(problem, &draft, options))?;
+        let keeps_current = found.0.change.as_ref().is_some_and(|change| change.kept);
+        Ok((!keeps_current).then_some(found))
     }
 
-    /// Returns what the plan that follows `current` changes; `None` if `current` is good enough.
+    /// Returns the change from `current` to the better plan; `None` if `current` is good enough.
     #[cfg(test)]
     pub(crate) fn change(&self, current: &MoEPlanSpec) -> Option<PlanChange> {
         let search = |problem: &Problem, draft: &PlanDraft, options: &Options| {
             solve_within(problem, Some(draft), options, Budget::UNLIMITED)
         };
-        self.better(current, search).ok()??.0.change
+        self.search_better(current, search).ok()??.0.change
     }
 
-    /// Reports if figures are good enough to say which way to serve is cheapest: a prior errs on the slow side.
+    /// Returns whether figures are precise enough to compare ways to serve; a prior errs on the slow side.
     fn is_sure(&self) -> bool {
         self.is_sure
     }
 
-    /// Every way to serve beside the others, whatever the spec allows.
+    /// Compares all ways to serve, whatever the spec allows.
     fn verdict(&self, budget: Budget<'_>) -> Option<PlanVerdict> {
         if !self.is_sure() {
             return None;
         }
-        // There is a plan, so that there is an answer to this as well, unless the search is cancelled.
-        compare_within(&self.problem, budget).ok().map(|found| verdict::of(&found))
+        // A plan exists, so the comparison succeeds unless it is cancelled.
+        compare_within(&self.problem, budget).ok().map(|found| verdict::to_plan_verdict(&found))
     }
 
-    fn verdict_of(&self, answer: &PlanningResult, budget: Budget<'_>) -> Option<PlanVerdict> {
+    fn verdict_of(&self, result: &PlanningResult, budget: Budget<'_>) -> Option<PlanVerdict> {
         match self.mode {
-            // Of ways that were not allowed that answer knows nothing.
+            // The search did not consider the ways that the mode excludes.
             RemoteMode::Never => self.verdict(budget),
-            RemoteMode::Auto | RemoteMode::Always => self.is_sure().then(|| verdict::of(&answer.verdict)),
+            RemoteMode::Auto | RemoteMode::Always => {
+                self.is_sure().then(|| verdict::to_plan_verdict(&result.verdict))
+            }
         }
     }
 
-    /// The best plan for `problem` that `search` finds, and a warning where it may miss limits.
-    fn attempted(
+    /// Returns the best plan for `problem` that `search` finds, with a warning if it may miss limits.
+    fn search_with_origin(
         &self,
         problem: &Problem,
         search: impl Fn(&Problem, &Options) -> Result<PlanningResult, PlanError>,
@@ -390,41 +394,41 @@ impl Planning {
             RemoteMode::Always => Remote::Always,
             RemoteMode::Never => Remote::Never,
         };
-        let (answer, missed) = search_by_origin(problem, self.origin(), wanted, |problem, remote| {
-            search(problem, &Options { remote, sturdy: STURDY, ..Options::default() })
+        let (result, missed) = attempted(problem, self.origin(), wanted, |problem, remote| {
+            search(problem, &Options { remote, sturdy: MAX_STURDY_COST, ..Options::default() })
         })?;
-        Ok((answer, missed.map(|why| why.to_string())))
+        Ok((result, missed.map(|why| why.to_string())))
     }
 
     fn origin(&self) -> Origin {
         if self.is_sure() { Origin::Measured } else { Origin::Prior }
     }
 
-    /// `answer` as it is published, with a `warning` about it and the `verdict` on remote experts.
+    /// Returns the plan to publish for `result`, with a `warning` and the `verdict` on remote experts.
     pub(crate) fn plan(
         &self,
-        answer: &PlanningResult,
+        result: &PlanningResult,
         warning: Option<String>,
         verdict: Option<PlanVerdict>,
     ) -> MoEPlanSpec {
         let device_bytes = match self.device {
-            Device::Cpu => answer.evaluation.gpu_bytes,
+            Device::Cpu => result.evaluation.gpu_bytes,
             Device::Cuda => 0.0,
         };
         let main = MainPlan {
-            memory_mb: whole_megabytes(answer.plan.main_bytes),
-            cpu_millicores: answer.plan.main_vcpus.map(whole_millicores),
-            limit_mb: whole_megabytes(answer.plan.main_bytes + device_bytes),
+            memory_mb: whole_megabytes(result.plan.main_bytes),
+            cpu_millicores: result.plan.main_vcpus.map(whole_millicores),
+            limit_mb: whole_megabytes(result.plan.main_bytes + device_bytes),
             kv_cache_bytes: self.memory.kv_cache_bytes,
             fallback_bytes: self.memory.fallback_bytes,
         };
-        let groups = group_plans(&self.moe_layers, &answer.plan.groups);
-        // Groups host all that is remote.
+        let groups = group_plans(&self.moe_layers, &result.plan.groups);
+        // Groups host all remote experts.
         let remote = match groups.is_empty() {
-            true => layer_plans(&self.moe_layers, &answer.plan.layers),
+            true => layer_plans(&self.moe_layers, &result.plan.layers),
             false => Vec::new(),
         };
-        let numbers = numbers(answer);
+        let numbers = numbers(result);
         MoEPlanSpec {
             deployment: self.deployment.clone(),
             inputs: self.inputs.clone(),
@@ -438,25 +442,25 @@ impl Planning {
             groups,
             numbers,
             verdict,
-            warning: warning.map(|text| text.chars().take(MAX_WARNING).collect()),
+            warning: warning.map(|text| text.chars().take(MAX_WARNING_CHARS).collect()),
             prediction: self.prediction.clone(),
             basis: self.basis.text(),
         }
     }
 
-    /// `plan` in the planner's form; none where it is no plan for this problem.
+    /// Converts `plan` to the planner's form; absent if it does not fit this problem.
     fn draft(&self, plan: &MoEPlanSpec) -> Option<PlanDraft> {
         let weights = |model: &PlannedModel| {
             (model.digest.clone(), model.dtype, model.experts_dtype, model.dense_dtype)
         };
         let same = weights(&plan.model) == weights(&self.model);
         let draft = draft(plan, &self.moe_layers, &self.problem).ok().filter(|_| same)?;
-        // A plan that another writer spoiled, or that another version wrote, must not keep a better one away.
+        // A corrupted plan, or one of another version, must not block a better one.
         PlanAccount::new(self.problem.clone(), &draft).is_ok().then_some(draft)
     }
 }
 
-/// The inputs of a plan that has these without a prediction.
+/// Returns the hash of `inputs` with `prediction`.
 fn expecting(inputs: &str, prediction: &PlannedPrediction) -> Result<String, serde_json::Error> {
     digest(&(inputs, prediction.revision, &prediction.shares))
 }
@@ -470,7 +474,7 @@ pub(crate) fn compute_dtype(spec: &MoEDeploymentSpec, facts: &ModelFacts) -> Com
     spec.model.dtype.unwrap_or(own)
 }
 
-/// The checkpoint as the spec has it served.
+/// Returns the model as the spec has it served.
 pub(crate) fn served(spec: &MoEDeploymentSpec, facts: &ModelFacts) -> Inspection {
     let model = &spec.model;
     let (experts, dense) = (model.experts_dtype.map(Into::into), model.dense_dtype.map(Into::into));
@@ -486,14 +490,14 @@ pub(crate) fn served(spec: &MoEDeploymentSpec, facts: &ModelFacts) -> Inspection
     }
 }
 
-/// Refuses more GPUs than a main function uses: an object that was stored before may have any number.
+/// Refuses more GPUs than a main function uses. Objects stored by older versions may have any number.
 fn check_gpus(spec: &MoEDeploymentSpec) -> Result<(), PlanningError> {
     let Some(gpu) = spec.main.gpu.as_ref().filter(|gpu| gpu.count != 1) else { return Ok(()) };
     let message = format!("is {}, {ONE_GPU}", gpu.count);
     Err(PlanningError::Spec { field: "main.gpu.count".to_owned(), message })
 }
 
-/// Refuses more positions than the model was made for, as main functions would.
+/// Refuses more positions than the model supports, as main functions do.
 fn check_positions(spec: &MoEDeploymentSpec, facts: &ModelFacts) -> Result<(), PlanningError> {
     let most = facts.inspection.context_length;
     let Some(positions) = spec.model.max_model_len.filter(|positions| *positions as usize > most) else {
@@ -503,7 +507,7 @@ fn check_positions(spec: &MoEDeploymentSpec, facts: &ModelFacts) -> Result<(), P
     Err(PlanningError::Spec { field: "model.maxModelLen".to_owned(), message })
 }
 
-/// Refuses what main functions could not keep the weights outside of experts as, as they would.
+/// Refuses dtypes of dense weights that main functions do not support.
 fn check_dense_dtype(spec: &MoEDeploymentSpec, computed_in: ComputeDtype) -> Result<(), PlanningError> {
     let message = match (spec.model.dense_dtype, computed_in) {
         (Some(asked @ (DenseDtype::Int8 | DenseDtype::Int4)), _) if spec.main.device == Device::Cuda => {
@@ -520,7 +524,7 @@ fn check_dense_dtype(spec: &MoEDeploymentSpec, computed_in: ComputeDtype) -> Res
     Err(PlanningError::Spec { field: "model.denseDtype".to_owned(), message })
 }
 
-/// Refuses forms of the KV cache that main functions do not have on the device.
+/// Refuses KV-cache dtypes that main functions do not support on the device.
 fn check_kv_cache_dtype(spec: &MoEDeploymentSpec) -> Result<(), PlanningError> {
     match spec.model.kv_cache_dtype {
         Some(KvCacheDtype::Int8) if spec.main.device == Device::Cuda => Err(PlanningError::Spec {
@@ -531,12 +535,12 @@ fn check_kv_cache_dtype(spec: &MoEDeploymentSpec) -> Result<(), PlanningError> {
     }
 }
 
-/// Reports if the device was not measured with the rest.
+/// Returns whether the times of the device are assumed.
 fn has_assumed_device(profile: &Profile) -> bool {
     profile.device.is_some_and(|times| times.assumed)
 }
 
-/// The profile with the figures of `device` only: a plan follows where it has them.
+/// Returns the profile with the figures of `device` only.
 fn on_device(profile: &Profile, device: Device) -> Result<Profile, PlanningError> {
     match (device, profile.device) {
         (Device::Cuda, None) => Err(PlanningError::Profile(
@@ -545,7 +549,7 @@ fn on_device(profile: &Profile, device: Device) -> Result<Profile, PlanningError
                 .to_owned(),
         )),
         (Device::Cuda, Some(_)) => Ok(profile.clone()),
-        // LibTorch computes the non-expert layers there, and takes other times on CPUs.
+        // Such a profile was measured with LibTorch, whose times on CPUs differ.
         (Device::Cpu, Some(_)) if profile.origin == Origin::Measured => {
             let refused = profile.check_device(device.name());
             refused.map(|()| profile.clone()).map_err(|error| PlanningError::Profile(error.to_string()))
@@ -555,11 +559,11 @@ fn on_device(profile: &Profile, device: Device) -> Result<Profile, PlanningError
 }
 
 fn whole_megabytes(bytes: f64) -> u32 {
-    // Sizes are checked to be finite and far below what overflows.
+    // Sizes are checked to be finite and far below overflow.
     (bytes / MB as f64).ceil() as u32
 }
 
 fn whole_millicores(vcpus: f64) -> u32 {
-    // Ranges are whole millicores; what is not a number of them is the nearest, and at least one.
+    // Ranges are whole millicores; other values are rounded, to at least one.
     ((vcpus * 1000.0).round() as u32).max(1)
 }

@@ -1,14 +1,14 @@
-//! Numbers of a plan, for programs and for people.
+//! Formats the numbers of a plan.
 
 use remoe_api::{PerBaseline, PlanCosts, PlanNumbers, PlanTimes, ShownNumbers};
 use remoe_planner::{Baseline, PlanningResult};
 
-/// Returns the numbers that `answer` expects of the typical request.
-pub(super) fn numbers(answer: &PlanningResult) -> PlanNumbers {
-    let evaluation = &answer.evaluation;
+/// Returns the numbers that `result` expects for the typical request.
+pub(super) fn numbers(result: &PlanningResult) -> PlanNumbers {
+    let evaluation = &result.evaluation;
     let cost = |baseline: &Option<Baseline>| baseline.as_ref().map(|baseline| rounded(baseline.total_cost));
-    let baselines = &answer.baselines;
-    let saving = &answer.explanation.saving;
+    let baselines = &result.baselines;
+    let saving = &result.explanation.saving;
     PlanNumbers {
         times: PlanTimes {
             ttft_seconds: rounded(evaluation.ttft_seconds),
@@ -36,14 +36,13 @@ pub(super) fn numbers(answer: &PlanningResult) -> PlanNumbers {
     }
 }
 
-/// To nine significant digits: more than any figure here is worth, and few enough to be the same number
-/// after it was written and read by others.
+/// Rounds to nine significant digits: more than the figures' precision, and few enough to survive a round trip
+/// through JSON.
 pub(super) fn rounded(value: f64) -> f64 {
     format!("{value:.8e}").parse().unwrap_or(value)
 }
 
-/// Returns the columns of `kubectl get moeplans` for `numbers`, and for a plan whose remote experts are in functions of
-/// so many layers or groups.
+/// Returns the columns of `kubectl get moeplans`, for a plan with this number of remote layers or groups.
 pub(super) fn shown(numbers: &PlanNumbers, layers: usize, groups: usize) -> ShownNumbers {
     let remote = match (layers, groups) {
         (0, 0) => "none".to_owned(),
@@ -58,15 +57,15 @@ pub(super) fn shown(numbers: &PlanNumbers, layers: usize, groups: usize) -> Show
     }
 }
 
-/// Returns `count` and `what`, such as 1 group or 2 groups.
-pub(crate) fn counted(count: usize, what: &str) -> String {
-    format!("{count} {what}{}", if count == 1 { "" } else { "s" })
+/// Formats a count with a noun: "1 group", "2 groups".
+pub(crate) fn counted(count: usize, noun: &str) -> String {
+    format!("{count} {noun}{}", if count == 1 { "" } else { "s" })
 }
 
-/// `seconds` in the unit in which it is a number from 1 to 1000, from microseconds to seconds.
+/// Formats `seconds` in us, ms or s, so that the number is between 1 and 1000.
 fn time(seconds: f64) -> String {
     let (unit, value) = match seconds {
-        // What rounds up to the next unit is written in it.
+        // A value that rounds up to the next unit uses that unit.
         seconds if seconds < 999.5e-6 => ("us", seconds * 1e6),
         seconds if seconds < 999.5e-3 => ("ms", seconds * 1e3),
         seconds => ("s", seconds),
@@ -74,12 +73,12 @@ fn time(seconds: f64) -> String {
     format!("{} {unit}", three_digits(value))
 }
 
-/// `value` rounded to three digits, as a plain decimal number.
+/// Rounds `value` to three significant digits, as a plain decimal number.
 pub(crate) fn three_digits(value: f64) -> String {
     if value == 0.0 || !value.is_finite() {
         return value.to_string();
     }
-    // Rounded first: 9.999 has one digit before the point, 10.0 has two.
+    // Rounding comes first: 9.999 becomes 10.0, which has two digits before the point.
     let rounded: f64 = format!("{value:.2e}").parse().unwrap_or(value);
     let magnitude = rounded.abs().log10().floor();
     let decimals = (2.0 - magnitude).clamp(0.0, 12.0) as usize;

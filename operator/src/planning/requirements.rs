@@ -1,3 +1,5 @@
+//! Converts the spec of a deployment into requirements of the planner.
+
 use super::PlanningError;
 use super::memory::MainMemory;
 use crate::quantity::MB;
@@ -9,31 +11,31 @@ use remoe_model::Inspection;
 use remoe_planner::{Arrivals, Limits, Pricing, Request, SizeRange, Slo, Specs, VcpuRange};
 use std::time::Duration;
 
-/// Tokens of the largest request where the spec says nothing and the model's context has room.
-const MAX_INPUT: u32 = 4096;
-const MAX_OUTPUT: u32 = 1024;
-/// A typical request against the largest: 512 and 205 tokens of 4096 and 1024.
-const INPUT_SHARE: u32 = 8;
-const OUTPUT_SHARE: u32 = 5;
+/// Default token limits of a request, if the model's context has room.
+const DEFAULT_MAX_INPUT_TOKENS: u32 = 4096;
+const DEFAULT_MAX_OUTPUT_TOKENS: u32 = 1024;
+/// Ratio of the largest to the typical request: 512 of 4096 input tokens, 205 of 1024 output tokens.
+const INPUT_RATIO: u32 = 8;
+const OUTPUT_RATIO: u32 = 5;
 const HOUR_SECONDS: f64 = 3600.0;
-/// Requests in an hour, and requests that come together, at most.
-const MOST_PER_HOUR: f64 = 1e9;
-const LARGEST_BURST: f64 = 1e6;
+/// Maximum requests per hour, and per burst.
+const MAX_REQUESTS_PER_HOUR: f64 = 1e9;
+const MAX_BURST: f64 = 1e6;
 
-/// Sizes of requests: the spec's, else what the model's context has room for.
+/// Returns the sizes of requests: the spec's, else defaults that fit the model's context.
 ///
 /// # Errors
 /// The largest request does not fit into the model's context.
 pub(crate) fn workload(spec: &MoEDeploymentSpec, model: &Inspection) -> Result<WorkloadSpec, PlanningError> {
     let context = u32::try_from(model.served_context()).unwrap_or(u32::MAX);
     let Some(workload) = spec.workload.clone() else {
-        let output = MAX_OUTPUT.min(context / 4).max(1);
-        let input = MAX_INPUT.min(context.saturating_sub(output)).max(1);
+        let output = DEFAULT_MAX_OUTPUT_TOKENS.min(context / 4).max(1);
+        let input = DEFAULT_MAX_INPUT_TOKENS.min(context.saturating_sub(output)).max(1);
         return Ok(WorkloadSpec {
             max_input_tokens: input,
             max_output_tokens: output,
-            typical_input_tokens: input.div_ceil(INPUT_SHARE),
-            typical_output_tokens: output.div_ceil(OUTPUT_SHARE),
+            typical_input_tokens: input.div_ceil(INPUT_RATIO),
+            typical_output_tokens: output.div_ceil(OUTPUT_RATIO),
             concurrency: default_concurrency(),
             arrivals: None,
         });
@@ -50,7 +52,7 @@ pub(crate) fn workload(spec: &MoEDeploymentSpec, model: &Inspection) -> Result<W
 }
 
 fn request(workload: &WorkloadSpec) -> Request {
-    // The first token comes out of the prefill.
+    // The prefill yields the first token.
     let steps = |tokens: u32| f64::from(tokens.saturating_sub(1));
     Request {
         input_tokens: f64::from(workload.typical_input_tokens),
@@ -61,12 +63,11 @@ fn request(workload: &WorkloadSpec) -> Request {
     }
 }
 
-/// Returns the request, targets, prices, sizes and limits that the deployment is planned with, for requests of
-/// `workload`.
+/// Returns the requirements of the deployment, for requests of `workload`.
 ///
 /// # Errors
 /// A field of the spec has an invalid value.
-pub(super) fn wishes(
+pub(super) fn requirements(
     spec: &MoEDeploymentSpec,
     workload: &WorkloadSpec,
     memory: &MainMemory,
@@ -96,13 +97,13 @@ pub(super) fn wishes(
             max_groups: Some(spec.remote_experts.max_groups),
             gpu_bytes,
         },
-        // What requests are expected to use is the basis's.
+        // The expected expert usage is part of the basis.
         prediction: None,
         arrivals: workload.arrivals.as_ref().map(|it| arrivals(it, spec.idle_window())).transpose()?,
         remote_idle_seconds: spec.scaling.remote_idle_window.map(|idle| Duration::from(idle).as_secs_f64()),
         prediction_p95: None,
         fallback_bytes: memory.fallback_bytes.saturating_add(memory.unfilled_bytes) as f64,
-        // Who finds functions asleep waits for a start, which the arrivals are about.
+        // The arrivals model the wait for a cold start.
         cold_start_seconds: 0.0,
     })
 }
@@ -112,14 +113,14 @@ fn sizes(range: MemoryRange) -> SizeRange {
     SizeRange { min_bytes: bytes(range.min), max_bytes: bytes(range.max), step_bytes: bytes(range.step) }
 }
 
-/// vCPUs of main and remote functions, where the spec has them chosen apart from memory.
+/// Returns the vCPU ranges of main and remote functions, if the spec sets them apart from memory.
 fn vcpus(spec: &MoEDeploymentSpec) -> Result<(Option<VcpuRange>, Option<VcpuRange>), PlanningError> {
     let (main, remote) = (spec.main.cpu, spec.remote_experts.cpu);
     for (here, there, field, other) in
         [(main, remote, "remoteExperts.cpu", "main.cpu"), (remote, main, "main.cpu", "remoteExperts.cpu")]
     {
         if here.is_some() && there.is_none() {
-            return Err(wrong(field, format!("is missing; set it together with spec.{other}")));
+            return Err(invalid(field, format!("is missing; set it together with spec.{other}")));
         }
     }
     let range = |field: &str, range: CpuRange| {
@@ -128,7 +129,7 @@ fn vcpus(spec: &MoEDeploymentSpec) -> Result<(Option<VcpuRange>, Option<VcpuRang
             let message = format!(
                 "is {min} to {max} by {step} millicores, expected 1 <= min <= max, and a step of 1 or more"
             );
-            return Err(wrong(field, message));
+            return Err(invalid(field, message));
         }
         let vcpus = |millicores: u32| f64::from(millicores) / 1000.0;
         Ok(VcpuRange { min: vcpus(min), max: vcpus(max), step: vcpus(step) })
@@ -139,30 +140,31 @@ fn vcpus(spec: &MoEDeploymentSpec) -> Result<(Option<VcpuRange>, Option<VcpuRang
     ))
 }
 
-/// The share of the whole that is `percent`.
+/// Parses a percentage into a share.
 fn share(percent: &str) -> Result<f64, PlanningError> {
     let value = decimal("slo.coldPercent", percent)?;
     if !(0.0..=100.0).contains(&value) {
-        return Err(wrong("slo.coldPercent", format!("is {value}, expected 0 to 100")));
+        return Err(invalid("slo.coldPercent", format!("is {value}, expected 0 to 100")));
     }
     Ok(value / 100.0)
 }
 
-/// `idle`: without requests for so long functions end.
+/// Parses the arrivals; `idle` is the idle window of the deployment.
 fn arrivals(arrivals: &ArrivalsSpec, idle: Option<Duration>) -> Result<Arrivals, PlanningError> {
     let (rate, burst) = ("workload.arrivals.perHour", "workload.arrivals.burst");
     let per_hour = decimal(rate, &arrivals.per_hour)?;
-    if !(per_hour > 0.0 && per_hour <= MOST_PER_HOUR) {
-        let message = format!("is {per_hour}, expected requests per hour above 0 and up to {MOST_PER_HOUR}");
-        return Err(wrong(rate, message));
+    if !(per_hour > 0.0 && per_hour <= MAX_REQUESTS_PER_HOUR) {
+        let message =
+            format!("is {per_hour}, expected requests per hour above 0 and up to {MAX_REQUESTS_PER_HOUR}");
+        return Err(invalid(rate, message));
     }
-    let together = decimal(burst, &arrivals.burst)?;
-    if !(1.0..=LARGEST_BURST).contains(&together) {
-        return Err(wrong(burst, format!("is {together}, expected 1 to {LARGEST_BURST} requests")));
+    let burst_requests = decimal(burst, &arrivals.burst)?;
+    if !(1.0..=MAX_BURST).contains(&burst_requests) {
+        return Err(invalid(burst, format!("is {burst_requests}, expected 1 to {MAX_BURST} requests")));
     }
     Ok(Arrivals {
         per_second: per_hour / HOUR_SECONDS,
-        burst: together,
+        burst: burst_requests,
         recorded_seconds: None,
         idle_seconds: idle.map(|idle| idle.as_secs_f64()),
         input_variation: 0.0,
@@ -183,15 +185,15 @@ fn pricing(spec: &MoEDeploymentSpec) -> Result<Pricing, PlanningError> {
         gpu_memory_mb: spec.pricing.gpu_memory_mb.map(f64::from),
         ..Prices::default()
     };
-    let priced = if spec.main.cpu.is_some() { prices.separate_pricing() } else { prices.pricing() };
-    let pricing = priced.map_err(|error| wrong(&format!("pricing.{}", error.field), error.message))?;
+    let priced = if spec.main.cpu.is_some() { prices.pricing_apart() } else { prices.pricing() };
+    let pricing = priced.map_err(|error| invalid(&format!("pricing.{}", error.field), error.message))?;
     Ok(Pricing { main_replicas: spec.main_functions(), ..pricing })
 }
 
 fn decimal(field: &str, text: &str) -> Result<f64, PlanningError> {
-    text.parse().map_err(|_| wrong(field, format!("is {text:?}, expected a decimal number")))
+    text.parse().map_err(|_| invalid(field, format!("is {text:?}, expected a decimal number")))
 }
 
-fn wrong(field: &str, message: String) -> PlanningError {
+fn invalid(field: &str, message: String) -> PlanningError {
     PlanningError::Spec { field: field.to_owned(), message }
 }

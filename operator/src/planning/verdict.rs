@@ -1,11 +1,11 @@
-//! Verdict of a plan on remote experts: if they pay.
+//! Verdict of a plan: if remote experts pay off.
 
 use crate::planning::numbers::rounded;
 use remoe_api::{MAX_VERDICT, PlanVerdict, ServingWay, WayCost};
 use remoe_planner::{PlacementComparison, ServingStrategy, StrategyEvaluation};
 
-/// Returns `verdict` as a plan has it.
-pub(super) fn of(verdict: &PlacementComparison) -> PlanVerdict {
+/// Converts `verdict` to the form of a plan.
+pub(super) fn to_plan_verdict(verdict: &Verdict) -> PlanVerdict {
     let cheapest = verdict.best.and_then(|best| verdict.rivals.iter().find(|rival| rival.name == best));
     let is_other = |rival: &&StrategyEvaluation| {
         rival.feasible

@@ -1,67 +1,67 @@
-//! Figures of the hardware, or how far measuring them is.
+//! Resolves the hardware profile, or the progress of its measurement.
 
-use crate::earlier;
 use crate::facts::ModelFacts;
+use crate::legacy_records;
 use crate::names::profile_record;
 use crate::one_shot::{OneShotState, one_shot};
 use crate::planning::{KnownProfile, compute_dtype, served};
-use crate::profiling::{ATTEMPTS, from_log, measured, of_model, record, shared_with, subject, supplied};
+use crate::profiling::{ATTEMPTS, from_log, measured, of_model, record, subject, supplied, with_added_owner};
 use crate::records::Records;
-use crate::trouble::Trouble;
+use crate::status_issue::StatusIssue;
 use kube::ResourceExt;
 use remoe_api::{Device, MoEDeployment, MoERecord, ProfileSource};
 use remoe_hardware::Profile;
 
-/// State of the hardware's figures.
+/// Hardware profile, or the progress of its measurement.
 #[derive(Debug, Clone, PartialEq)]
-pub(crate) struct Hardware {
-    /// Identity of what a profiler measures.
+pub(crate) struct HardwareResolution {
+    /// Hash of everything that the measurement depends on.
     pub subject: String,
-    /// Name of the object that has its figures, or would have them: a record, or the ConfigMap that the spec names.
+    /// Name of the object that holds the profile or will hold it: a record, or the ConfigMap named in the spec.
     pub source: String,
-    /// The figures that plans stand on: those that the spec names, else those that were measured, else the
-    /// prior.
-    pub profile: Result<KnownProfile, Trouble>,
-    /// The record of the figures with this deployment among those that it stays for, where it is not yet.
-    pub shared: Option<MoERecord>,
-    /// The record of figures that an earlier release measured, where there is none yet.
-    pub taken_over: Option<Box<MoERecord>>,
-    /// How measuring stands, while there is only the prior.
-    pub measuring: Option<Measuring>,
+    /// Profile that plans use: the one named in the spec, else the measured one, else the prior.
+    pub profile: Result<KnownProfile, StatusIssue>,
+    /// Profile record with this deployment added to its owners; absent if it is an owner already.
+    pub with_owner: Option<MoERecord>,
+    /// New record of a profile that an earlier release measured; absent if a record exists.
+    pub migrated: Option<Box<MoERecord>>,
+    /// Progress of the measurement; absent if a profile is known.
+    pub measurement: Option<HardwareMeasurement>,
 }
 
-/// How measuring stands.
+/// Progress of a hardware measurement.
 #[derive(Debug, Clone, PartialEq)]
-pub(crate) struct Measuring {
-    /// The profiler's errand.
+pub(crate) struct HardwareMeasurement {
+    /// State of the profiler pod.
     pub one_shot: OneShotState,
-    /// Output of a profiler that is done.
-    pub printed: Option<Result<Profile, String>>,
+    /// Output of a completed profiler.
+    pub output: Option<Result<Profile, String>>,
 }
 
-impl Hardware {
-    pub(super) fn of(
+impl HardwareResolution {
+    pub(super) fn resolve(
         owner: &MoEDeployment,
         facts: &ModelFacts,
         records: Records<'_>,
     ) -> Result<Self, serde_json::Error> {
         let subject = subject(owner, facts)?;
-        if let Some(named) = &owner.spec.profile {
-            let source = named.config_map_name.clone();
+        if let Some(supplied_profile) = &owner.spec.profile {
+            let source = supplied_profile.config_map_name.clone();
             let profile = supplied(&source, records.details.maps.get(&source).and_then(Option::as_ref));
             return Ok(Self::known(subject, source, profile));
         }
         let source = profile_record(&subject);
-        let kept = records.details.profiles.get(&source).and_then(Option::as_ref);
-        let found = kept.and_then(|kept| Some((kept, measured(kept, &subject, owner, facts)?)));
-        if let Some((kept, known)) = found {
-            let shared = shared_with(kept, owner);
-            return Ok(Self { shared, ..Self::known(subject, source, Ok(known)) });
+        let stored = records.details.profiles.get(&source).and_then(Option::as_ref);
+        let measured_profile =
+            stored.and_then(|stored| Some((stored, measured(stored, &subject, owner, facts)?)));
+        if let Some((stored, known)) = measured_profile {
+            let with_owner = with_added_owner(stored, owner);
+            return Ok(Self { with_owner, ..Self::known(subject, source, Ok(known)) });
         }
-        let earlier = earlier::profile(owner, records, &source).filter(|_| kept.is_none());
-        if let Some(known) = earlier.and_then(|profile| of_model(profile, owner, facts)) {
-            let taken_over = Some(Box::new(record(owner, &subject, &known.profile)?));
-            return Ok(Self { taken_over, ..Self::known(subject, source, Ok(known)) });
+        let legacy = legacy_records::profile(owner, records, &source).filter(|_| stored.is_none());
+        if let Some(known) = legacy.and_then(|profile| of_model(profile, owner, facts)) {
+            let migrated = Some(Box::new(record(owner, &subject, &known.profile)?));
+            return Ok(Self { migrated, ..Self::known(subject, source, Ok(known)) });
         }
         let dtype = compute_dtype(&owner.spec, facts);
         let model = served(&owner.spec, facts);
@@ -70,32 +70,32 @@ impl Hardware {
             Device::Cuda => Profile::prior_on_gpu(&model, dtype.name()),
         };
         let profile = Ok(KnownProfile { profile, source: ProfileSource::Prior });
-        let measuring = Some(Measuring::of(owner, &source, records));
-        Ok(Self { measuring, ..Self::known(subject, source, profile) })
+        let measurement = Some(HardwareMeasurement::observe(owner, &source, records));
+        Ok(Self { measurement, ..Self::known(subject, source, profile) })
     }
 
-    /// Figures of which nothing has to be written or measured.
-    fn known(subject: String, source: String, profile: Result<KnownProfile, Trouble>) -> Self {
-        Self { subject, source, profile, shared: None, taken_over: None, measuring: None }
+    /// Creates the resolution of a known profile, with nothing to write or measure.
+    fn known(subject: String, source: String, profile: Result<KnownProfile, StatusIssue>) -> Self {
+        Self { subject, source, profile, with_owner: None, migrated: None, measurement: None }
     }
 }
 
-impl Measuring {
-    fn of(owner: &MoEDeployment, place: &str, records: Records<'_>) -> Self {
+impl HardwareMeasurement {
+    fn observe(owner: &MoEDeployment, pod_place: &str, records: Records<'_>) -> Self {
         let uid = owner.uid().unwrap_or_default();
-        let one_shot = match one_shot(records.pods, &uid, place, "ProfilerFailed", records.now) {
-            OneShotState::Start { incarnation, after: Some(trouble) } if incarnation >= ATTEMPTS => {
-                OneShotState::Failed { trouble, attempts: incarnation, retry_at: records.now }
+        let one_shot = match one_shot(records.pods, &uid, pod_place, "ProfilerFailed", records.now) {
+            OneShotState::Start { incarnation, after: Some(issue) } if incarnation >= ATTEMPTS => {
+                OneShotState::Failed { issue, attempts: incarnation, retry_at: records.now }
             }
             other => other,
         };
-        let printed = match &one_shot {
+        let output = match &one_shot {
             OneShotState::Done { pod } => records.details.logs.get(pod).map(|log| {
                 let log = log.as_ref().map_err(Clone::clone)?;
                 from_log(log).ok_or_else(|| format!("missing profile in the output of pod {pod}"))
             }),
             _ => None,
         };
-        Self { one_shot, printed }
+        Self { one_shot, output }
     }
 }

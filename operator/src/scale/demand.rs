@@ -1,25 +1,26 @@
-//! Decision on scale to zero and on the cold start from there: whether functions are to run, from the requests that gateways hold and the functions that
-//! run. Pure.
+//! Scale to zero and wake: decides from the requests that gateways hold, and from the running functions, whether
+//! functions run. Pure.
 //!
-//! Level-based: it follows from what is there now. Before functions end, gateways are told to hold newcomers
-//! (`Draining`) and all that live have to acknowledge it with nothing at hand. What they are told and what they say is
-//! one object, [`MoEDemand`], which is written as it was read or not at all: a request that comes meanwhile is seen.
+//! The decision is level-based: it follows from the current state. Before functions stop, gateways are told to hold
+//! new requests (`Draining`), and all live gateways must acknowledge without a request at hand. Both directions use
+//! one object, [`MoEDemand`], with optimistic concurrency: a write fails if the object changed since it was read, so
+//! no request is missed.
 
 use super::groups::Groups;
+use crate::billed_pods::billed_pods;
 use crate::conditions::sentence;
 use crate::events::ClusterEvent;
 use crate::identity::identity_of;
 use crate::inputs::Inputs;
-use crate::manifests::{room, served_name};
+use crate::manifests::{max_batch, served_name};
 use crate::names::Component;
 use crate::ownership::{is_owned_by, owned_meta};
-use crate::paid::paid;
 use crate::plan::PlanStage;
 use crate::planning::served;
 use crate::pods::PodView;
 use crate::ports::HTTP_PORT;
 use crate::resolve::Resolved;
-use crate::trouble::Trouble;
+use crate::status_issue::StatusIssue;
 use crate::usage;
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::MicroTime;
@@ -33,53 +34,53 @@ use remoe_rollout::functions::DEFAULT_MAX_BATCH;
 use std::net::SocketAddr;
 use std::time::Duration;
 
-/// Shortest duration of a wake whose requests have gone: the next client need not wait for another wake.
-const WAKE: Duration = Duration::from_secs(600);
-/// Gateways acknowledge within a moment; one that died is noticed by looking.
-const SOON: Duration = Duration::from_secs(1);
-/// Interval of checks that gateways with requests still live.
-const LATER: Duration = Duration::from_secs(15);
+/// Minimum duration of a wake whose requests are gone, so that the next client need not wait for another wake.
+const MIN_WAKE_DURATION: Duration = Duration::from_secs(600);
+/// Interval of reconciles while gateways acknowledge; it also detects dead ones.
+const DRAINING_INTERVAL: Duration = Duration::from_secs(1);
+/// Interval of reconciles that check if gateways with requests are still alive.
+const LIVENESS_INTERVAL: Duration = Duration::from_secs(15);
 
-/// Decision on whether functions are to run.
+/// Decision whether functions run.
 #[derive(Debug, Clone, PartialEq)]
-pub(crate) struct Demanded {
-    /// Where the deployment is from now on.
+pub(crate) struct DemandDecision {
+    /// New phase of the deployment.
     pub phase: ScalingPhase,
     /// Start of the phase; absent if the deployment cannot be scaled to zero.
     pub since: Option<Timestamp>,
-    /// How often it was woken.
+    /// Number of wakes so far.
     pub wakes: u64,
-    /// Demand object as gateways are to find it; absent without gateways.
+    /// Desired demand object; absent without gateways.
     pub object: Option<MoEDemand>,
-    /// Demand object without the entries of dead gateways; absent if all live.
+    /// Demand object without the entries of dead gateways; absent if all are alive.
     pub without_dead: Option<MoEDemand>,
-    /// Trouble that keeps the deployment from scaling to zero.
-    pub trouble: Option<Trouble>,
+    /// Issue that prevents scale to zero.
+    pub issue: Option<StatusIssue>,
     /// Events that are published once the object is written.
-    pub happenings: Vec<ClusterEvent>,
-    /// How the latest wake went, where a gateway says so.
+    pub events: Vec<ClusterEvent>,
+    /// Timeline of the latest wake, if a gateway reported it.
     pub timeline: Option<WakeTimeline>,
-    /// How it was planned, where it was.
+    /// Times of planning for the latest wake, if it was planned.
     pub planning: Option<WakePlanning>,
-    /// Change of the phase that is counted then: not the first start, which no request caused.
+    /// Phase change to count in the metrics. The first start is not counted, since no request caused it.
     pub change: Option<PhaseChange>,
-    /// When to look again at the latest.
-    pub look_again: Option<Duration>,
+    /// Longest time until the next reconcile.
+    pub requeue_after: Option<Duration>,
 }
 
-/// From one phase to another.
+/// Change of the phase.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct PhaseChange {
-    /// Where the deployment was.
+    /// Old phase.
     pub from: ScalingPhase,
-    /// Where it is from now on.
+    /// New phase.
     pub to: ScalingPhase,
-    /// How long it had been where it was.
+    /// Duration of the old phase.
     pub lasted: Duration,
 }
 
-impl Demanded {
-    /// Returns the decision for a deployment whose functions run as long as it exists.
+impl DemandDecision {
+    /// Returns the decision for a deployment that never scales to zero.
     pub(crate) fn always() -> Self {
         Self {
             phase: ScalingPhase::Active,
@@ -87,39 +88,39 @@ impl Demanded {
             wakes: 0,
             object: None,
             without_dead: None,
-            trouble: None,
-            happenings: Vec::new(),
+            issue: None,
+            events: Vec::new(),
             timeline: None,
             planning: None,
             change: None,
-            look_again: None,
+            requeue_after: None,
         }
     }
 
-    /// Reports if functions start because of a request.
+    /// Returns whether functions are starting because of a request.
     pub(crate) fn is_wake(&self) -> bool {
         self.phase == ScalingPhase::Waking && self.wakes > 0
     }
 }
 
-/// Returns whether functions are to run, and what gateways are told of it; `pods` are those of functions, and `groups` the
-/// remote ones that sleep.
+/// Decides whether functions run, and builds the demand object for gateways. `pods` are those of functions, and
+/// `groups` the state of remote functions.
 pub(super) fn demanded(
     inputs: Inputs<'_>,
-    known: &Resolved,
+    resolved: &Resolved,
     planned: &PlanStage,
     groups: &Groups,
     pods: &[PodView],
-) -> Demanded {
-    let Inputs { owner, observed, around, .. } = inputs;
+) -> DemandDecision {
+    let Inputs { owner, observed, environment, .. } = inputs;
     let window = owner.spec.idle_window();
-    if around.gateway.is_none() {
+    if environment.gateway.is_none() {
         let message = "cannot scale to zero (spec.scaling.min is 0): the operator runs without gateways, which \
                        wake functions; set gateway.enabled in its chart, or spec.scaling.min to 1; until then \
                        functions keep running";
-        return Demanded {
-            trouble: window.map(|_| Trouble::new("NoGateway", message)),
-            ..Demanded::always()
+        return DemandDecision {
+            issue: window.map(|_| StatusIssue::new("NoGateway", message)),
+            ..DemandDecision::always()
         };
     }
     let uid = owner.metadata.uid.clone().unwrap_or_default();
@@ -134,15 +135,16 @@ pub(super) fn demanded(
         all.iter().partition(|entry| observed.gateways.contains(&entry.uid));
     let sum = |of: fn(&GatewayDemand) -> u32| alive.iter().map(|entry| of(entry) as usize).sum::<usize>();
     let (waiting, in_flight) = (sum(|entry| entry.waiting), sum(|entry| entry.in_flight));
-    // A time to come is none: clocks differ.
+    // Clocks differ: times in the future are clamped.
     let times = alive.iter().map(|entry| entry.last_active.0.min(now));
-    // The window is open from when functions woke up, not from when it was found closed; a new leader opens it again.
-    let opened = matches!(phase, ScalingPhase::Active | ScalingPhase::Waking).then_some(since);
-    let active = times.chain(opened).chain([observed.since]).max().unwrap_or(now);
-    // Only who waits wakes functions: not who came and went, and no new leader.
+    // The idle window starts when functions woke, and again with a new leader, which has not observed earlier
+    // requests.
+    let window_start = matches!(phase, ScalingPhase::Active | ScalingPhase::Waking).then_some(since);
+    let active = times.chain(window_start).chain([observed.since]).max().unwrap_or(now);
+    // Only waiting requests wake functions, not past ones, nor a new leader.
     let quiet = if phase == ScalingPhase::Asleep { Duration::MAX } else { elapsed(active, now) };
     let turn = before.map_or(0, |before| before.turn);
-    let acknowledges =
+    let has_acknowledged =
         |gateway: &String| alive.iter().any(|entry| entry.uid == *gateway && entry.acknowledged == turn);
     let serving = pods.iter().any(|pod| pod.is_main && pod.is_sound() && pod.ready);
     let next = step(
@@ -151,59 +153,63 @@ pub(super) fn demanded(
             waiting,
             in_flight,
             quiet,
-            // The first start is not given up: there has been no request yet.
+            // The first start is never abandoned, although no request has come yet.
             idle: window.filter(|_| phase != ScalingPhase::Waking || wakes > 0),
-            wake_limit: WAKE,
+            wake_limit: MIN_WAKE_DURATION,
             serving,
             engine: observed
                 .gateways
                 .iter()
-                .all(acknowledges)
+                .all(has_acknowledged)
                 .then(|| u32::try_from(in_flight).unwrap_or(u32::MAX)),
         },
     );
     let changes = next != phase || before.is_none();
-    // Several gateways may have held requests: what took longest is what a wake takes.
+    // Several gateways may have held requests: the slowest one determines the duration of the wake.
     let timelines =
         alive.iter().filter_map(|entry| entry.wake).filter(|wake| wake.wake == wakes && wakes > 0);
     let timeline = timelines.max_by_key(WakeTimeline::total_us);
-    let planning = planned.chain.or_else(|| before?.planning).filter(|planning| planning.wake == wakes);
-    // Published with the write that says so: once, also if the leader changes.
-    let untold = timeline.filter(|wake| before.is_some_and(|before| before.wake_told < wake.wake));
+    let planning = planned.wake_times.or_else(|| before?.planning).filter(|planning| planning.wake == wakes);
+    // Published with the write that records it, so that it is published once even if the leader changes.
+    let unreported_action = timeline.filter(|wake| before.is_some_and(|before| before.wake_told < wake.wake));
     let spec = MoEDemandSpec {
         served_name: served_name(owner),
-        context_length: known.model.facts().map_or(0, |facts| {
+        context_length: resolved.model.facts().map_or(0, |facts| {
             u32::try_from(served(&owner.spec, facts).served_context()).unwrap_or(u32::MAX)
         }),
         phase: next.into(),
         turn: turn.saturating_add(u64::from(changes)),
         since: MicroTime(if changes { now } else { since }),
         wakes: wakes.saturating_add(u64::from(phase == ScalingPhase::Asleep && next == ScalingPhase::Waking)),
-        wake_told: untold.map_or(before.map_or(0, |before| before.wake_told), |wake| wake.wake),
-        planning: planned.chain.or_else(|| before?.planning),
+        wake_told: unreported_action.map_or(before.map_or(0, |before| before.wake_told), |wake| wake.wake),
+        planning: planned.wake_times.or_else(|| before?.planning),
         sleeps: window.is_some(),
         follows_load: owner.spec.follows_load(),
-        mains: if next == ScalingPhase::Asleep { Vec::new() } else { mains(owner, planned, pods) },
+        mains: if next == ScalingPhase::Asleep { Vec::new() } else { routable_mains(owner, planned, pods) },
         groups: if next == ScalingPhase::Asleep { Vec::new() } else { groups.groups.clone() },
-        functions: paid(owner, &observed.pods, matches!(next, ScalingPhase::Active | ScalingPhase::Waking)),
-        prediction: order(owner, known, planned),
+        functions: billed_pods(
+            owner,
+            &observed.pods,
+            matches!(next, ScalingPhase::Active | ScalingPhase::Waking),
+        ),
+        prediction: prediction_order(owner, resolved, planned),
     };
-    let look_again = match next {
-        ScalingPhase::Draining => Some(SOON),
-        ScalingPhase::Active | ScalingPhase::Waking if waiting + in_flight > 0 => Some(LATER),
+    let requeue_after = match next {
+        ScalingPhase::Draining => Some(DRAINING_INTERVAL),
+        ScalingPhase::Active | ScalingPhase::Waking if waiting + in_flight > 0 => Some(LIVENESS_INTERVAL),
         ScalingPhase::Active => {
             window.map(|window| window.saturating_sub(elapsed(active, now)) + Duration::from_millis(100))
         }
-        ScalingPhase::Waking => Some(LATER),
+        ScalingPhase::Waking => Some(LIVENESS_INTERVAL),
         ScalingPhase::Asleep => None,
     };
-    Demanded {
+    DemandDecision {
         phase: next,
         since: Some(spec.since.0),
         wakes: spec.wakes,
-        happenings: happening((phase, next), elapsed(since, now), (waiting, window), wakes)
+        events: phase_event((phase, next), elapsed(since, now), (waiting, window), wakes)
             .into_iter()
-            .chain(untold.map(|wake| told(&wake, planning.as_ref(), now)))
+            .chain(unreported_action.map(|wake| timeline_event(&wake, planning.as_ref(), now)))
             .collect(),
         timeline,
         planning,
@@ -213,25 +219,29 @@ pub(super) fn demanded(
             lasted: elapsed(since, now),
         }),
         object: Some(object(owner, spec)),
-        without_dead: live.filter(|_| !dead.is_empty()).map(|live| without(live, &dead)),
-        trouble: None,
-        look_again: look_again.filter(|_| window.is_some()),
+        without_dead: live.filter(|_| !dead.is_empty()).map(|live| without_gateways(live, &dead)),
+        issue: None,
+        requeue_after: requeue_after.filter(|_| window.is_some()),
     }
 }
 
-/// Returns the facts that gateways are to find out about requests.
-fn order(owner: &MoEDeployment, known: &Resolved, planned: &PlanStage) -> Option<PredictionOrder> {
+/// Returns what gateways must report about requests.
+fn prediction_order(
+    owner: &MoEDeployment,
+    resolved: &Resolved,
+    planned: &PlanStage,
+) -> Option<PredictionOrder> {
     let tokens = planned.target.as_ref().map_or(0, |target| target.plan.workload.typical_output_tokens);
-    usage::order(owner, known.model.facts().map(|facts| &facts.inspection), tokens)
+    usage::prediction_order(owner, resolved.model.facts().map(|facts| &facts.inspection), tokens)
 }
 
 fn elapsed(from: Timestamp, to: Timestamp) -> Duration {
     Duration::try_from(to.duration_since(from).max(SignedDuration::ZERO)).unwrap_or_default()
 }
 
-/// The main functions that requests may be sent to.
-fn mains(owner: &MoEDeployment, planned: &PlanStage, pods: &[PodView]) -> Vec<MainFunction> {
-    let room = planned.target.as_ref().map_or(DEFAULT_MAX_BATCH, |target| room(&target.plan));
+/// Returns the main functions that gateways may send requests to.
+fn routable_mains(owner: &MoEDeployment, planned: &PlanStage, pods: &[PodView]) -> Vec<MainFunction> {
+    let room = planned.target.as_ref().map_or(DEFAULT_MAX_BATCH, |target| max_batch(&target.plan));
     let mains = pods.iter().filter(|pod| pod.is_main && pod.is_sound());
     let mut mains: Vec<MainFunction> = mains
         .filter_map(|pod| {
@@ -252,17 +262,17 @@ fn object(owner: &MoEDeployment, spec: MoEDemandSpec) -> MoEDemand {
     MoEDemand { metadata: owned_meta(owner, str::to_owned), spec, status: None }
 }
 
-fn without(live: &MoEDemand, dead: &[&GatewayDemand]) -> MoEDemand {
-    let mut left = live.clone();
-    left.metadata.managed_fields = None;
-    if let Some(status) = &mut left.status {
+fn without_gateways(live: &MoEDemand, dead: &[&GatewayDemand]) -> MoEDemand {
+    let mut demand = live.clone();
+    demand.metadata.managed_fields = None;
+    if let Some(status) = &mut demand.status {
         status.gateways.retain(|entry| dead.iter().all(|dead| dead.uid != entry.uid));
     }
-    left
+    demand
 }
 
-/// Returns the event of a change of the phase, if it has one.
-fn happening(
+/// Returns the event of a phase change, if it has one.
+fn phase_event(
     (from, to): (ScalingPhase, ScalingPhase),
     lasted: Duration,
     (waiting, window): (usize, Option<Duration>),
@@ -286,12 +296,12 @@ fn happening(
     }
 }
 
-/// How a wake went.
-fn told(wake: &WakeTimeline, planning: Option<&WakePlanning>, now: Timestamp) -> ClusterEvent {
+/// Returns the event about the timeline of a wake.
+fn timeline_event(wake: &WakeTimeline, planning: Option<&WakePlanning>, now: Timestamp) -> ClusterEvent {
     ClusterEvent::normal("FirstToken", sentence(&timeline(wake, planning))).of_wake(now)
 }
 
-/// Returns the time to the first token of a wake and its parts, for people.
+/// Describes the time to first token of a wake and its parts.
 pub(crate) fn timeline(wake: &WakeTimeline, planning: Option<&WakePlanning>) -> String {
     let seconds = |microseconds: u64| format!("{:.3} s", microseconds as f64 / 1e6);
     let parts = wake.parts().map(|(name, part)| format!("{name} {}", seconds(part)));
@@ -303,7 +313,7 @@ pub(crate) fn timeline(wake: &WakeTimeline, planning: Option<&WakePlanning>) -> 
     format!("wake {}: time to first token {total} ({}){planned}", wake.wake, parts.join(", "))
 }
 
-/// Returns why no function runs, for people; `window` is the idle window.
+/// Describes why no function runs; `window` is the idle window.
 pub(crate) fn scaled_to_zero(window: Option<Duration>) -> String {
     let why = window.map(|window| format!(": no requests for {}", format_duration(window)));
     format!("Scaled to zero{}.", why.unwrap_or_default())

@@ -1,15 +1,15 @@
-//! Remote functions that sleep while main functions run: their experts were not used for a window. Pure.
+//! Sleep of single remote functions while main functions run, after their experts were unused for the idle window.
+//! Pure.
 //!
-//! Main functions count how often the experts of each remote function are used, and the conversations with them
-//! remember when that last grew. Whether a function sleeps stands in the [`MoEDemand`] of its deployment, so that a
-//! new leader goes on from there; it opens the windows of those that are awake again. A function that sleeps has no
-//! replicas: its pods go when no main function calls them any more, as those of a plan before do, and main functions
-//! load its experts meanwhile.
+//! Main functions count the usage of experts, and their pollers record when it last grew. The sleep state of each
+//! function is stored in the deployment's [`MoEDemand`], so that a new leader continues from it; the idle windows of
+//! awake functions start again then. A sleeping function has no replicas: its pods are deleted when no main function
+//! routes to them any more, as those of an old plan. Meanwhile main functions load its experts themselves.
 
 use crate::epoch::{since_1970, timestamp};
 use crate::events::ClusterEvent;
 use crate::inputs::Inputs;
-use crate::mains::WatchedFunctions;
+use crate::main_client::WatchedFunctions;
 use crate::manifests::{Function, TargetPlan};
 use crate::names::tier;
 use crate::observed::Observed;
@@ -27,39 +27,39 @@ use remoe_proto::v1::LayerExperts;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Bytes of a listing of experts that a [`MoEDemand`] may have.
-const MOST_LISTED: usize = 65_536;
-/// A window that ends is looked at so long after, and no two looks for windows follow each other faster.
-const AFTER: Duration = Duration::from_secs(1);
+/// Maximum bytes of one listing of experts in a [`MoEDemand`].
+const MAX_LISTING_BYTES: usize = 65_536;
+/// Delay of a reconcile after the end of an idle window, and minimum interval of such reconciles.
+const WINDOW_MARGIN: Duration = Duration::from_secs(1);
 
 /// Remote functions that sleep while main functions run.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub(crate) struct Groups {
-    /// State of each remote function from now on; empty if none may sleep by itself.
+    /// New state of each remote function; empty if none may sleep by itself.
     pub groups: Vec<GroupDemand>,
-    /// Use of remote functions that main functions are asked for, if any.
+    /// Remote functions whose usage main functions report, if any.
     pub watched: Option<Arc<WatchedFunctions>>,
-    /// Changes, for events once they are written.
+    /// State changes, for events after they are written.
     pub changes: Vec<GroupChange>,
-    /// When to look again at the latest.
-    pub look_again: Option<Duration>,
+    /// Longest time until the next reconcile.
+    pub requeue_after: Option<Duration>,
 }
 
-/// A remote function that falls asleep or wakes.
+/// Sleep or wake of a remote function.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct GroupChange {
     /// Name of the function.
     pub function: String,
-    /// Reason and direction.
+    /// New state, with its reason.
     pub to: GroupTransition,
-    /// Time without use of its experts before it sleeps.
-    pub patience: Duration,
+    /// Idle window of the function.
+    pub idle_window: Duration,
 }
 
-/// Direction of a change, with its reason.
+/// New state of a remote function, with its reason.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum GroupTransition {
-    /// It falls asleep: its experts were not used for its window.
+    /// It sleeps: its experts were unused for the idle window.
     Sleeps,
     /// It wakes: its experts were used.
     Asked,
@@ -76,14 +76,14 @@ impl Groups {
 
 impl GroupChange {
     /// Returns the event of the change.
-    pub(crate) fn happening(&self) -> ClusterEvent {
+    pub(crate) fn event(&self) -> ClusterEvent {
         let function = tier(&self.function);
         match self.to {
             GroupTransition::Sleeps => ClusterEvent::normal(
                 "GroupAsleep",
                 format!(
                     "Scaled {function} to zero: its experts were not used for {}.",
-                    format_duration(self.patience)
+                    format_duration(self.idle_window)
                 ),
             ),
             GroupTransition::Asked => ClusterEvent::normal(
@@ -101,8 +101,7 @@ impl GroupChange {
     }
 }
 
-/// Returns which remote functions of `target` sleep, by when the experts of each were last used; `pods` are those of
-/// functions.
+/// Decides which remote functions of `target` sleep, by the last use of their experts. `pods` are those of functions.
 pub(super) fn by_use(
     inputs: Inputs<'_>,
     pods: &[PodView],
@@ -113,7 +112,7 @@ pub(super) fn by_use(
     let uid = owner.uid().unwrap_or_default();
     let demand = observed.demand.as_ref().filter(|demand| is_owned_by(*demand, &uid));
     let window = owner.spec.scaling.remote_idle_window.map(Duration::from);
-    // Without gateways there is nothing that remembers.
+    // Without gateways there is no demand object to store the state in.
     let (Some(window), Some(demand), Some(target)) = (window, demand, target) else {
         return Groups::default();
     };
@@ -126,20 +125,26 @@ pub(super) fn by_use(
     let mut groups = Groups::default();
     let mut watched = WatchedFunctions::default();
     for function in &target.revision.remote {
-        let scene = GroupInput { observed, demand, pods, window };
-        let (group, change) = scene.step(function, is_expected(function));
+        let input = GroupInput { observed, demand, pods, window };
+        let (group, change) = input.step(function, is_expected(function));
         if group.awake {
             let used = group.asked.map_or(group.since, |asked| asked.max(group.since));
-            let ends = (used + group.idle_window(window)).saturating_sub(since_1970(observed.now)) + AFTER;
-            groups.look_again = Some(groups.look_again.map_or(ends, |known| known.min(ends)));
+            let window_end =
+                (used + group.patience(window)).saturating_sub(since_1970(observed.now)) + WINDOW_MARGIN;
+            groups.requeue_after =
+                Some(groups.requeue_after.map_or(window_end, |stored| stored.min(window_end)));
         } else {
             watched.asleep.insert(function.name.clone());
         }
         let sets = function.hosted.as_ref().map(|hosted| hosted.sets().to_vec()).unwrap_or_default();
         let experts = listing(&sets);
         watched.hosted.insert(function.name.clone(), sets);
-        let patience = group.idle_window(window);
-        groups.changes.extend(change.map(|to| GroupChange { function: function.name.clone(), to, patience }));
+        let idle_window = group.patience(window);
+        groups.changes.extend(change.map(|to| GroupChange {
+            function: function.name.clone(),
+            to,
+            idle_window,
+        }));
         groups.groups.push(GroupDemand {
             name: function.name.clone(),
             identity: function.identity.clone(),
@@ -154,7 +159,7 @@ pub(super) fn by_use(
     groups
 }
 
-/// Inputs of the step of one function.
+/// Input of the step of one function.
 #[derive(Clone, Copy)]
 struct GroupInput<'a> {
     observed: &'a Observed,
@@ -164,28 +169,34 @@ struct GroupInput<'a> {
 }
 
 impl GroupInput<'_> {
-    /// Returns the next state of `function`. `expected` says if waiting requests are expected to use it; absent if that
-    /// is not known.
+    /// Returns the next state of `function`. `expected` is set if waiting requests are expected to use it; absent if
+    /// that is unknown.
     fn step(self, function: &Function, expected: Option<bool>) -> (SleepingGroup, Option<GroupTransition>) {
         let now = since_1970(self.observed.now);
-        let mut known = self.demand.spec.groups.iter();
-        let known = known.find(|known| known.name == function.name && known.identity == function.identity);
+        let mut stored = self.demand.spec.groups.iter();
+        let stored =
+            stored.find(|stored| stored.name == function.name && stored.identity == function.identity);
         let phase = self.demand.spec.phase;
-        let known = match (phase, known) {
-            // If the deployment woke now, the functions that no request needs would stay asleep.
+        let stored = match (phase, stored) {
+            // If the deployment woke now, functions that no request needs would stay asleep.
             (DemandPhase::Asleep, _) => return (SleepingGroup::new(expected.unwrap_or(true), now), None),
             (_, None) => return (SleepingGroup::new(true, now), None),
-            (_, Some(known)) => known,
+            (_, Some(stored)) => stored,
         };
-        let used = self.observed.heard.values().filter_map(|heard| heard.used.get(&function.name)).max();
-        let since = since_1970(known.since.0);
+        let used = self
+            .observed
+            .main_observations
+            .values()
+            .filter_map(|observation| observation.recently_used.get(&function.name))
+            .max();
+        let since = since_1970(stored.since.0);
         let used = used.map(|used| since_1970(*used)).filter(|used| *used > since);
         let before = SleepingGroup {
-            awake: !known.asleep,
+            awake: !stored.asleep,
             since,
-            asked: used.filter(|_| !known.asleep),
-            stretch: known.stretch.clamp(1, MAX_STRETCH),
-            doubted: known.doubted,
+            asked: used.filter(|_| !stored.asleep),
+            stretch: stored.stretch.clamp(1, MOST_STRETCH),
+            doubted: stored.doubted,
         };
         if phase != DemandPhase::Active {
             return (before, None);
@@ -197,28 +208,27 @@ impl GroupInput<'_> {
                     && pod.is_sound()
                     && pod.ready
             });
-            // It is not there yet: its window is not over before anybody could use it. And a new leader has not seen
-            // who did.
-            let opened = if ready { since_1970(self.observed.since) } else { now };
-            let seen = SleepingGroup { since: since.max(opened), ..before };
-            let next = seen.step(self.window, GroupObservation::default(), now);
+            // A function that is not ready yet cannot be used, so its idle window starts later. A new leader has not
+            // observed earlier use.
+            let window_start = if ready { since_1970(self.observed.since) } else { now };
+            let observation = SleepingGroup { since: since.max(window_start), ..before };
+            let next = observation.step(self.window, GroupObservation::default(), now);
             return if next.awake {
                 (SleepingGroup { since, ..next }, None)
             } else {
                 (next, Some(GroupTransition::Sleeps))
             };
         }
-        let seen =
+        let observation =
             GroupObservation { asked: used.is_some(), predicted: expected == Some(true), starting: false };
-        let next = before.step(self.window, seen, now);
-        let turn = if seen.asked { GroupTransition::Asked } else { GroupTransition::Predicted };
+        let next = before.step(self.window, observation, now);
+        let turn = if observation.asked { GroupTransition::Asked } else { GroupTransition::Predicted };
         (next, next.awake.then_some(turn))
     }
 }
 
-/// Returns the experts of a function that no main function speaks of, as users are shown them; empty if that would be
-/// too much for the object.
+/// Returns the listing of a function's experts for users; empty if it is too long for the object.
 fn listing(hosted: &[LayerExperts]) -> String {
     let experts = format_listing(hosted);
-    if experts.len() > MOST_LISTED { String::new() } else { experts }
+    if experts.len() > MAX_LISTING_BYTES { String::new() } else { experts }
 }

@@ -1,9 +1,9 @@
-//! Replicas by load, as gateways and main functions report it. Pure.
+//! Replicas by load, as reported by gateways and main functions. Pure.
 
 use crate::epoch::since_1970;
 use crate::events::ClusterEvent;
 use crate::inputs::Inputs;
-use crate::manifests::{Count, Function, TargetPlan, room};
+use crate::manifests::{Count, Function, TargetPlan, max_batch};
 use crate::names::{Component, tier};
 use crate::observed::Observed;
 use crate::pods::PodView;
@@ -15,22 +15,22 @@ use remoe_autoscale::replicas::{
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-/// A function of which there are to be more or fewer from now on.
+/// Change of the number of replicas of a function.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct ReplicaChange {
-    /// Kind of the function.
+    /// Component of the function.
     pub component: Component,
     /// Name of the function.
     pub function: String,
-    /// Replicas until now.
+    /// Old number of replicas.
     pub from: u32,
-    /// Replicas from now on.
+    /// New number of replicas.
     pub to: u32,
 }
 
 impl ReplicaChange {
     /// Returns the event of the change.
-    pub(crate) fn happening(&self) -> ClusterEvent {
+    pub(crate) fn event(&self) -> ClusterEvent {
         let Self { from, to, .. } = self;
         let function = match self.component {
             Component::Main => "the main function".to_owned(),
@@ -41,20 +41,20 @@ impl ReplicaChange {
     }
 }
 
-/// Replicas that follow from the load.
+/// Numbers of replicas for the load.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub(super) struct LoadScale {
-    /// Load in the scaling window, with what was reported since.
-    pub(super) history: LoadHistory,
+    /// Load in the scaling window, including new reports.
+    pub(super) history: History,
     /// Replicas beyond those of the plan, by function.
     pub(super) extra: BTreeMap<String, u32>,
     /// Functions whose replicas change.
     pub(super) changes: Vec<ReplicaChange>,
 }
 
-/// Returns how many functions the load asks for, whose functions by the plan are `target` and whose pods are `pods`.
+/// Decides the number of replicas for the load. `target` is the desired plan; `pods` are those of functions.
 pub(super) fn by_load(inputs: Inputs<'_>, pods: &[PodView], target: Option<&TargetPlan>) -> LoadScale {
-    let Inputs { owner, observed, remembered, .. } = inputs;
+    let Inputs { owner, observed, soft_state, .. } = inputs;
     let spec = &owner.spec;
     // Without gateways no load is reported.
     if !spec.follows_load() || observed.demand.is_none() {
@@ -63,30 +63,32 @@ pub(super) fn by_load(inputs: Inputs<'_>, pods: &[PodView], target: Option<&Targ
     let window = spec.scaling.window.into();
     let now = since_1970(observed.now);
     let pods: Vec<&PodView> = pods.iter().filter(|pod| pod.owned && pod.ends_by.is_none()).collect();
-    let mut history = remembered.load.clone();
-    listen(observed, &mut history, &pods, window, now);
+    let mut history = soft_state.load.clone();
+    record_reports(observed, &mut history, &pods, window, now);
     let Some(target) = target else { return LoadScale { history, ..LoadScale::default() } };
-    let policy = ScalingPolicy { target: f64::from(spec.scaling.target_percent) / 100.0, window };
-    let room = u32::try_from(room(&target.plan)).unwrap_or(u32::MAX);
+    let policy = Policy { target: f64::from(spec.scaling.target_percent) / 100.0, window };
+    let room = u32::try_from(max_batch(&target.plan)).unwrap_or(u32::MAX);
     let main = &target.revision.main;
-    let there = present(main, &pods);
-    let bounds = MainReplicas {
+    let current = current_replicas(main, &pods);
+    let bounds = Mains {
         name: &main.name,
-        present: there.max(main.replicas),
+        present: current.max(main.replicas),
         least: main.replicas,
         most: spec.scaling.most(),
         room,
         serves: pods.iter().any(|pod| pod.is_main && pod.ready),
     };
-    let mut wanted = vec![(main, there, main_replicas(&policy, &history, bounds, now))];
+    let mut wanted = vec![(main, current, mains(&policy, &history, bounds, now))];
     if let Some(limits) = &spec.scaling.remote {
         let functions = &target.revision.remote;
-        let there: Vec<(u32, Vec<String>)> =
-            functions.iter().map(|function| (present(function, &pods), addresses(function, &pods))).collect();
-        let seen: Vec<RemoteReplicas<'_>> = functions
+        let current: Vec<(u32, Vec<String>)> = functions
             .iter()
-            .zip(&there)
-            .map(|(function, (present, addresses))| RemoteReplicas {
+            .map(|function| (current_replicas(function, &pods), addresses(function, &pods)))
+            .collect();
+        let remotes: Vec<Remote<'_>> = functions
+            .iter()
+            .zip(&current)
+            .map(|(function, (present, addresses))| Remote {
                 name: &function.name,
                 addresses,
                 present: *present,
@@ -96,10 +98,15 @@ pub(super) fn by_load(inputs: Inputs<'_>, pods: &[PodView], target: Option<&Targ
             })
             .collect();
         let memory = limits.memory_mb.map_or(u64::MAX, |memory| u64::from(memory) * MB);
-        let counts = remote_replicas(&policy, &history, &seen, memory, now);
-        let present = there.iter().map(|(present, _)| *present);
-        wanted
-            .extend(functions.iter().zip(present).zip(counts).map(|((of, there), count)| (of, there, count)));
+        let counts = remote(&policy, &history, &remotes, memory, now);
+        let present = current.iter().map(|(present, _)| *present);
+        wanted.extend(
+            functions
+                .iter()
+                .zip(present)
+                .zip(counts)
+                .map(|((function, current), count)| (function, current, count)),
+        );
     }
     let changes: Vec<ReplicaChange> = wanted
         .iter()
@@ -114,18 +121,12 @@ pub(super) fn by_load(inputs: Inputs<'_>, pods: &[PodView], target: Option<&Targ
     LoadScale { history, extra: wanted.iter().map(extra).collect(), changes }
 }
 
-/// Returns the change of `function`, of which `present` replicas are there, to `wanted` replicas, or to those of its plan if
-/// these are more.
-fn change(
-    history: &mut LoadHistory,
-    function: &Function,
-    present: u32,
-    wanted: u32,
-) -> Option<ReplicaChange> {
+/// Returns the change of `function` from `current` replicas to `wanted`, or to those of its plan if these are more.
+fn change(history: &mut History, function: &Function, current: u32, wanted: u32) -> Option<ReplicaChange> {
     let extra = wanted.saturating_sub(function.replicas);
-    let to = Count { replicas: function.replicas, extra }.most();
-    // A count that was decided before and is not reached yet is no change, whatever delays it.
-    let from = history.set_wanted(&function.name, to).unwrap_or(present.max(function.replicas));
+    let to = Count { replicas: function.replicas, extra }.total_replicas();
+    // A count that was decided earlier and not reached yet is no change.
+    let from = history.want(&function.name, to).unwrap_or(current.max(function.replicas));
     (from != to).then(|| ReplicaChange {
         component: function.component,
         function: function.name.clone(),
@@ -134,43 +135,43 @@ fn change(
     })
 }
 
-/// Returns when to look again at the latest, as functions may be too many by then without a report; `is_more` says that
-/// replicas run because of load.
-pub(super) fn look_again(inputs: Inputs<'_>, is_more: bool) -> Option<Duration> {
+/// Returns the time until replicas may have to be removed without a new report. `is_scaled_up` is set if replicas run
+/// because of load.
+pub(super) fn requeue_after(inputs: Inputs<'_>, is_scaled_up: bool) -> Option<Duration> {
     let scaling = &inputs.owner.spec;
     let window: Duration = scaling.scaling.window.into();
-    (scaling.follows_load() && (is_more || is_busy(inputs.observed))).then(|| window / 4)
+    (scaling.follows_load() && (is_scaled_up || is_busy(inputs.observed))).then(|| window / 4)
 }
 
 fn is_busy(observed: &Observed) -> bool {
     observed.gateways_alive().any(|entry| entry.waiting > 0 || entry.in_flight > 0)
 }
 
-/// Adds what gateways and main functions report to `history`.
-fn listen(
+/// Adds the reports of gateways and main functions to `history`.
+fn record_reports(
     observed: &Observed,
-    history: &mut LoadHistory,
+    history: &mut History,
     pods: &[&PodView],
     window: Duration,
     now: Duration,
 ) {
-    history.start_at(now);
+    history.look(now);
     for entry in observed.gateways_alive() {
         let Some(load) = &entry.load else { continue };
-        let said = GatewayReport {
+        let report = GatewayReport {
             at: since_1970(load.at.0),
             occupied: Duration::from_millis(load.occupied_ms),
             requests: entry.waiting.saturating_add(entry.in_flight),
             waiting: entry.waiting,
             sequence: entry.sequence,
         };
-        history.add_gateway_report(&entry.uid, said, window, now);
+        history.note(&entry.uid, report, window, now);
     }
-    // Of others main functions may say what they want.
+    // Reports about other addresses are ignored.
     let remote: BTreeSet<String> =
         pods.iter().filter(|pod| !pod.is_main).filter_map(|pod| pod.expert_address()).collect();
-    for (main, heard) in &observed.heard {
-        let Some(RemoteWorkReport { age, computed }) = &heard.worked else { continue };
+    for (main, observation) in &observed.main_observations {
+        let Some(Worked { age, computed }) = &observation.worked else { continue };
         let ours = computed.iter().filter(|(address, _)| remote.contains(*address));
         let computed = ours.map(|(address, time)| (address.clone(), *time)).collect();
         history.add_work_report(main, RemoteWorkReport { age: *age, computed }, window, now);
@@ -181,14 +182,14 @@ fn listen(
     );
 }
 
-/// Replicas of `function` that were started and are not asked to end, those of a revision before among them: whatever
-/// follows it has the same load.
-fn present(function: &Function, pods: &[&PodView]) -> u32 {
-    let of = pods.iter().filter(|pod| pod.function == function.name);
-    of.map(|pod| pod.replica.saturating_add(1)).max().unwrap_or(0)
+/// Returns the number of started replicas of `function` that are not terminating, including those of the revision
+/// before: their successors get the same load.
+fn current_replicas(function: &Function, pods: &[&PodView]) -> u32 {
+    let pods_of_function = pods.iter().filter(|pod| pod.function == function.name);
+    pods_of_function.map(|pod| pod.replica.saturating_add(1)).max().unwrap_or(0)
 }
 
-/// Where main functions reach `function`.
+/// Returns the addresses at which main functions reach `function`.
 fn addresses(function: &Function, pods: &[&PodView]) -> Vec<String> {
     pods.iter().filter(|pod| pod.function == function.name).filter_map(|pod| pod.expert_address()).collect()
 }

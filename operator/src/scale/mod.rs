@@ -1,19 +1,19 @@
-//! The scale stage: how many replicas of each function run, and whether any runs at all. Pure.
+//! Scale stage: decides the number of replicas of each function, and scale to zero. Pure.
 //!
-//! Three rules decide. Load adds replicas ([`load`]), unused remote functions sleep ([`groups`]), and a deployment without
-//! requests scales to zero ([`demand`]).
+//! Three rules apply. Load adds replicas ([`load`]), unused remote functions sleep ([`groups`]), and a deployment
+//! without requests scales to zero ([`demand`]).
 
 mod demand;
 mod groups;
 mod load;
 
-pub(crate) use demand::{Demanded, PhaseChange, scaled_to_zero, timeline};
+pub(crate) use demand::{DemandDecision, PhaseChange, scaled_to_zero, timeline};
 pub(crate) use groups::{GroupChange, GroupTransition, Groups};
 pub(crate) use load::ReplicaChange;
 
 use self::demand::demanded;
 use self::groups::by_use;
-use self::load::{by_load, look_again};
+use self::load::{by_load, requeue_after};
 use super::altered;
 use super::inputs::Inputs;
 use super::manifests::{Count, Function, TargetPlan};
@@ -29,21 +29,21 @@ use std::time::Duration;
 pub(crate) struct Scaled {
     /// Replicas by function.
     pub counts: BTreeMap<String, Count>,
-    /// Load in the scaling window, to be remembered.
-    pub load: LoadHistory,
-    /// Functions whose replicas change because of load.
+    /// Load in the scaling window, kept as soft state.
+    pub load: History,
+    /// Functions whose number of replicas changes with the load.
     pub changes: Vec<ReplicaChange>,
     /// Remote functions that sleep while main functions run.
     pub groups: Groups,
-    /// Phase of the deployment, and the object that tells gateways.
-    pub demanded: Demanded,
-    /// Pods of functions; those that do not run what was written are faulty.
+    /// Phase of the deployment, and the demand object for gateways.
+    pub demanded: DemandDecision,
+    /// Pods of functions; altered ones are marked as faulty.
     pub pods: Vec<PodView>,
-    /// When to look again at the latest because of load.
-    pub look_again: Option<Duration>,
+    /// Time of the next reconcile that the load requires.
+    pub requeue_after: Option<Duration>,
 }
 
-/// Decides how many replicas of the functions of the plan are to run.
+/// Decides how many replicas of each function of the plan run.
 pub(crate) fn scale(inputs: Inputs<'_>, resolved: &Resolved, planned: &PlanStage) -> Scaled {
     let (target, pods) = (planned.target.as_ref(), inputs.observed.functions(inputs.owner));
     let load = by_load(inputs, &pods, target);
@@ -58,11 +58,11 @@ pub(crate) fn scale(inputs: Inputs<'_>, resolved: &Resolved, planned: &PlanStage
     };
     let counts: BTreeMap<String, Count> =
         functions.map(|function| (function.name.clone(), count(function))).collect();
-    let pods = checked(inputs, pods, target);
-    let is_more = counts.values().any(|count| count.extra > 0);
+    let pods = mark_altered_pods(inputs, pods, target);
+    let is_scaled_up = counts.values().any(|count| count.extra > 0);
     Scaled {
         demanded: demanded(inputs, resolved, planned, &groups, &pods),
-        look_again: look_again(inputs, is_more),
+        requeue_after: requeue_after(inputs, is_scaled_up),
         counts,
         load: load.history,
         changes: load.changes,
@@ -71,11 +71,15 @@ pub(crate) fn scale(inputs: Inputs<'_>, resolved: &Resolved, planned: &PlanStage
     }
 }
 
-/// Returns `pods` with those marked as faulty that do not run what was written.
-fn checked(inputs: Inputs<'_>, mut pods: Vec<PodView>, target: Option<&TargetPlan>) -> Vec<PodView> {
-    let Inputs { owner, observed, around, .. } = inputs;
+/// Marks altered pods as faulty.
+fn mark_altered_pods(
+    inputs: Inputs<'_>,
+    mut pods: Vec<PodView>,
+    target: Option<&TargetPlan>,
+) -> Vec<PodView> {
+    let Inputs { owner, observed, environment, .. } = inputs;
     if let Some(target) = target {
-        altered::mark(&mut pods, &observed.pods, owner, &target.revision, &around.comparison);
+        altered::mark_altered(&mut pods, &observed.pods, owner, &target.revision, &environment.comparison);
     }
     pods
 }

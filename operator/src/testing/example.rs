@@ -1,13 +1,13 @@
-//! A small model, deployments of it and their plans.
+//! Small example model, its deployments and their plans.
 
 use crate::SignerName;
-use crate::allowed::Allowed;
+use crate::deployment_policy::DeploymentPolicy;
 use crate::exposure::GatewayService;
 use crate::facts::ModelFacts;
 use crate::manifests::{OperatorEnvironment, PodExtras, Revision, plan_hash, revision};
 use crate::planning::{KnownProfile, Planning};
-use crate::rewritten::Comparison;
-use crate::sources::Sources;
+use crate::pod_comparison::Comparison;
+use crate::source_policy::SourcePolicy;
 use crate::testing::solutions;
 use remoe_api::{MixOf, MoEDeployment, MoEPlanSpec, ProfileSource, RemotePlan, RequestMix};
 use remoe_hardware::Profile;
@@ -17,28 +17,28 @@ use remoe_proto::format_listing;
 use remoe_proto::v1::LayerExperts;
 use serde_json::{Value, json};
 
-/// Gateways behind `name` that require keys.
+/// Returns gateways behind `name` that require keys.
 pub fn gateway_service(name: &str) -> GatewayService {
     GatewayService { name: name.to_owned(), ..GatewayService::default() }
 }
 
-pub fn around() -> OperatorEnvironment {
+pub fn environment() -> OperatorEnvironment {
     OperatorEnvironment {
         main_image: "main:1".to_owned(),
         main_cuda_image: "cuda:1".to_owned(),
         remote_image: "remote:1".to_owned(),
         pull_policy: "Never".to_owned(),
-        sources: Sources::new(&["*".parse().unwrap()], false),
+        sources: SourcePolicy::new(&["*".parse().unwrap()], false),
         pods: PodExtras::default(),
         operator_namespace: "remoe-system".to_owned(),
         metrics_namespace: "monitoring".to_owned(),
         release: "remoe".to_owned(),
         signer: SignerName::Operator,
         gateway: None,
-        strange_gateways: false,
-        collector: None,
+        uncertified_gateways: false,
+        trace_collector: None,
         comparison: Comparison::default(),
-        allowed: Allowed {
+        policy: DeploymentPolicy {
             prices: None,
             priority_classes: "*".parse().unwrap(),
             runtime_classes: "*".parse().unwrap(),
@@ -46,7 +46,7 @@ pub fn around() -> OperatorEnvironment {
     }
 }
 
-/// A deployment with `spec` merged over one that has all experts remote, as the API would return it.
+/// Returns a deployment with `spec` merged into one with all experts remote, as the API would return it.
 pub fn deployment(spec: Value) -> MoEDeployment {
     let mut object = json!({
         "apiVersion": "remoe.dev/v1alpha1",
@@ -85,11 +85,11 @@ pub fn facts() -> ModelFacts {
     .unwrap()
 }
 
-/// MoE layers of the example, and experts of each where they are large.
+/// MoE layers of the example, and their experts if they are large.
 pub const LAYERS: usize = 3;
 pub const EXPERTS: usize = 16;
 
-/// The example's model with experts of which not all have room in a main function.
+/// Returns the example model with experts that do not all fit into a main function.
 pub fn large() -> ModelFacts {
     let mut facts = facts();
     let model = &mut facts.inspection;
@@ -99,8 +99,8 @@ pub fn large() -> ModelFacts {
     facts
 }
 
-/// Nearly all work is that of these experts, in every layer.
-fn shares(hot: &[usize]) -> UsageShares {
+/// Nearly all work is on these experts, in every layer.
+fn shares(hot: &[usize]) -> Shares {
     let weight = |at: usize| if hot.contains(&(at % EXPERTS)) { 1.0 } else { 0.001 };
     UsageShares::from_weights(EXPERTS, (0..LAYERS * EXPERTS).map(weight).collect()).unwrap()
 }
@@ -118,7 +118,7 @@ pub fn planning(owner: &MoEDeployment) -> Planning {
     Planning::new("demo", &owner.spec, &facts(), &prior()).unwrap()
 }
 
-/// The planner's plan, with a function for each layer that has remote experts.
+/// Returns the planner's plan, with a function for each layer with remote experts.
 pub fn plan(owner: &MoEDeployment) -> MoEPlanSpec {
     let mut plan = solutions::solve(&planning(owner), None).unwrap();
     if let Some(largest) = plan.groups.iter().map(|group| group.memory_mb).max() {
@@ -133,8 +133,8 @@ pub fn plan(owner: &MoEDeployment) -> MoEPlanSpec {
     plan
 }
 
-/// A plan with experts 0 to 5 of every layer in `groups` groups, each with every so-manieth of them, of 300 MB
-/// and, where they are apart, 750 millicores; 1500 in main functions.
+/// Returns a plan with experts 0 to 5 of every layer in `groups` groups, distributed round-robin, of 300 MB and, if
+/// vCPUs are separate, 750 millicores; 1500 in main functions.
 pub fn plan_of_groups(owner: &MoEDeployment, groups: u32) -> MoEPlanSpec {
     let planning = planning(owner);
     let problem = planning.problem();
@@ -150,12 +150,12 @@ pub fn plan_of_groups(owner: &MoEDeployment, groups: u32) -> MoEPlanSpec {
         replicas: 1 + number % 2,
         idle_seconds: None,
     };
-    // Their order says nothing.
+    // Their order does not matter.
     answer.plan.groups = (0..groups).rev().map(group).collect();
     planning.plan(&answer, None, None)
 }
 
-/// The functions of a plan.
+/// Returns the functions of a plan.
 pub fn built(owner: &MoEDeployment, plan: &MoEPlanSpec) -> Revision {
-    revision(owner, &plan_hash(plan).unwrap(), plan, &around()).unwrap()
+    revision(owner, &plan_hash(plan).unwrap(), plan, &environment()).unwrap()
 }

@@ -1,4 +1,4 @@
-//! Plans of the planner, solved once for all tests of a run that ask for the same one.
+//! Cache of the planner's plans, solved once for all tests of a run.
 
 use crate::digest::digest;
 use crate::planning::{Planning, PlanningError};
@@ -9,10 +9,10 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 
-/// Solutions kept in memory: a test that asks for another one every time does not fill it.
+/// Maximum solutions in memory, for tests that request a different one every time.
 const MAX_SOLUTIONS: usize = 256;
 
-/// Returns [`Planning::solve`]'s solution, from memory or from another process of this run where it is known.
+/// Returns [`Planning::solve`]'s solution, from memory or from another process of this run if known.
 pub(crate) fn solve(
     planning: &Planning,
     previous: Option<&MoEPlanSpec>,
@@ -52,9 +52,9 @@ fn read_or_solve(
     }
     let solution = solve()?;
     let json = serde_json::to_vec(&solution).unwrap();
-    // Only what reads back as it was is shared.
+    // Only solutions that survive a round trip are shared.
     if serde_json::from_slice::<MoEPlanSpec>(&json).is_ok_and(|read| read == solution) {
-        // Another process never sees half a file.
+        // The rename is atomic, so no process sees half a file.
         let unfinished = path.with_extension(std::process::id().to_string());
         if fs::write(&unfinished, json).is_ok() {
             let _another_may_have_been_first = fs::rename(&unfinished, path);

@@ -1,15 +1,15 @@
-//! The fuzz target `tenant`: everything that a tenant can write, written so that the operator does harm.
+//! Fuzz target `tenant`: a hostile tenant writes everything that it can.
 //!
-//! Input: two bytes for each choice of [`super::spoiled`], with texts between them; the first choice is the deployment, the last one
-//! the pod that its neighbour has lost.
+//! The input has two bytes per choice of [`super::corrupted`], with texts between them; the first choice is the
+//! deployment, the last one the pod that its neighbour has lost.
 
-use super::spoiled::{AT_ONCE, SeededChoices, as_read, check, is_healed, tenants};
+use super::corrupted::{AT_ONCE, SeededChoices, as_read, check, is_healed, tenants};
 use super::world::World;
-use crate::fleet::OtherFunctions;
+use crate::fleet::OtherDeployments;
 use serde_json::json;
 use std::sync::LazyLock;
 
-/// Deployments that serve, and one of another tenant, from which every input begins.
+/// Serving deployments, and one of another tenant, at the start of every input.
 static BEGINNING: LazyLock<(Vec<World>, World)> = LazyLock::new(|| {
     let mut neighbour = World::new(json!({"replicas": 2}));
     neighbour.owner.metadata.name = Some("other".to_owned());
@@ -18,7 +18,7 @@ static BEGINNING: LazyLock<(Vec<World>, World)> = LazyLock::new(|| {
     (tenants(), neighbour)
 });
 
-/// Lets a tenant write what `data` chooses, reconciles, and checks what the operator writes.
+/// Lets a tenant write what `data` chooses, reconciles, and checks the operator's writes.
 pub fn run(data: &[u8]) {
     let (tenants, neighbour) = &*BEGINNING;
     let mut dice = SeededChoices::Told(data);
@@ -27,19 +27,19 @@ pub fn run(data: &[u8]) {
         dice.spoil_world(&mut world);
     }
     as_read(&mut world);
-    let (_, steps, stated) = world.look_and_state();
-    check(&world, &steps, &stated);
-    let others = OtherFunctions::of("theirs", [("spoiled", world.silence)]);
-    let lost = dice.below(neighbour.there.pods.len());
-    is_healed(neighbour, lost, &world.there.pods, others);
+    let (_, diff, stated) = world.look_and_state();
+    check(&world, &diff, &stated);
+    let others = OtherDeployments::sum("theirs", [("spoiled", world.function_counts)]);
+    let lost = dice.below(neighbour.observed.pods.len());
+    is_healed(neighbour, lost, &world.observed.pods, others);
 }
 
-/// Makes what every input begins from, so that no input pays for it.
+/// Prepares the start of every input.
 pub fn prepare() {
     LazyLock::force(&BEGINNING);
 }
 
-/// Choices of every kind for every deployment, by numbers that look like no order.
+/// Pseudo-random choices of every kind for every deployment.
 pub fn seeds() -> Vec<Vec<u8>> {
     let mut dice = SeededChoices::Thrown(1);
     let mut choice = |bound: usize| u16::try_from(dice.below(bound)).unwrap_or(u16::MAX).to_le_bytes();

@@ -1,23 +1,22 @@
-//! A cluster in memory for the whole line, from what is observed to what is written: nodes that do what they
-//! should, an inspector, a profiler and main functions that answer.
+//! Cluster in memory for whole reconciles: nodes that work, an inspector, a profiler and main functions that answer.
 
-use crate::conversations::MainObservation;
 use crate::decide::{Decided, decide};
 use crate::diff::Diff;
 use crate::facts::ModelFacts;
-use crate::fleet::SilentFunctions;
+use crate::fleet::FunctionCounts;
 use crate::inputs::Inputs;
+use crate::main_pollers::MainObservation;
 use crate::manifests::OperatorEnvironment;
-use crate::memory::{Learned, Remembered};
-use crate::missing_inputs::{MissingInput, lacking};
+use crate::missing_inputs::{MissingInput, missing_input};
 use crate::names::{COMPONENT, Component, label};
 use crate::observed::Observed;
-use crate::plan::{PlanStage, Planner, Question};
-use crate::planning_pool::{Lane, PlanProgress, WakePlan};
+use crate::plan::{PlanStage, Planner, SearchRequest};
+use crate::planning_pool::{PlanProgress, SearchKind, WakePlan};
 use crate::routing::RoutingTable;
 use crate::scale::Groups;
-use crate::status::{Findings, status};
-use crate::testing::example::{around, deployment, facts, gateway_service};
+use crate::soft_state::{SoftStateUpdate, SoftStateView};
+use crate::status::{StatusInputs, status};
+use crate::testing::example::{deployment, environment, facts, gateway_service};
 use crate::testing::solutions;
 use crate::write::{DesiredObject, Write};
 use jiff::{SignedDuration, Timestamp};
@@ -32,48 +31,48 @@ use serde_json::{Value, json};
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-/// More looks than anything here takes.
+/// Maximum reconciles.
 const ENOUGH: usize = 60;
 
 #[derive(Clone)]
 pub struct World {
     pub owner: MoEDeployment,
-    pub there: Observed,
-    pub around: OperatorEnvironment,
+    pub observed: Observed,
+    pub environment: OperatorEnvironment,
     /// Facts that an inspector finds.
     pub facts: ModelFacts,
-    /// Output of inspectors and profilers instead, where another program poses as them.
+    /// Output of inspectors and profilers that other programs forged.
     pub printed: Option<String>,
     /// Prefix of the addresses of pods.
     pub network: &'static str,
     /// Soft state of the operator.
-    pub remembered: Remembered,
-    /// Functions that are not ready, as the last look counted them.
-    pub silence: SilentFunctions,
-    /// Remote functions that sleep, as the last look decided.
+    pub soft_state: SoftStateView,
+    /// Function counts of the last reconcile.
+    pub function_counts: FunctionCounts,
+    /// State of sleeping remote functions after the last reconcile.
     pub groups: Groups,
-    /// Makes plans.
+    /// Planner.
     pub planner: Immediate,
-    /// Objects that the next reconcile sees instead of the present ones, where it is given old lists.
+    /// Stale objects that the next reconcile sees instead of the current ones.
     pub stale: Option<Observed>,
-    /// Set if a reconcile was given old lists.
+    /// Set if a reconcile saw stale lists.
     stale_seen: bool,
     uids: u32,
 }
 
-/// Makes plans at once, unless it is slow.
+/// Planner that makes plans immediately, unless it is slow.
 #[derive(Clone, Default)]
 pub struct Immediate {
-    /// Plans for wakes take this long, and are there once they are told to be.
+    /// Set to delay plans for wakes until they are completed explicitly.
     pub slow: Option<Duration>,
     pub(crate) wake: Option<WakePlan>,
     pub(crate) asked: Option<(u64, crate::planning_pool::PlanOutcome)>,
-    /// Changes by the plans that follow requests while functions serve, in their order.
+    /// Changes made by plans for answered requests, in order.
     pub changes: Vec<PlanChange>,
 }
 
 impl Immediate {
-    /// The plan for the wake is there.
+    /// Completes the plan for the wake.
     pub fn arrive(&mut self) {
         let (wake, outcome) = self.asked.take().unwrap();
         let elapsed = self.slow.unwrap_or_default();
@@ -82,7 +81,7 @@ impl Immediate {
 }
 
 impl Immediate {
-    /// The plan for the wake has been awaited for this long.
+    /// Sets the time for which the wake's plan has been awaited.
     pub fn wait(&mut self, elapsed: Duration) {
         if let Some(wake) = &mut self.wake {
             wake.progress = PlanProgress::Underway { elapsed };
@@ -91,17 +90,17 @@ impl Immediate {
 }
 
 impl Planner for Immediate {
-    fn ask(&mut self, lane: Lane, id: &str, question: Question) -> PlanProgress {
-        if let Question::Improve { planning, plan } = &question {
+    fn request(&mut self, kind: SearchKind, id: &str, question: SearchRequest) -> PlanProgress {
+        if let SearchRequest::Improve { planning, plan } = &question {
             self.changes.extend(planning.change(plan));
         }
         let outcome = match question {
-            Question::Solve { planning, previous } => {
+            SearchRequest::Solve { planning, previous } => {
                 solutions::solve(&planning, previous.as_deref()).map(|plan| Some(Box::new(plan)))
             }
-            question => question.answer(Budget::UNLIMITED),
+            question => question.carry_out(Budget::UNLIMITED),
         };
-        if lane == Lane::Full {
+        if kind == SearchKind::Full {
             return PlanProgress::Done { outcome, elapsed: Duration::ZERO };
         }
         let wake = id.parse().unwrap();
@@ -123,13 +122,13 @@ impl Planner for Immediate {
         self.wake.clone()
     }
 
-    fn forget(&mut self, _lane: Lane) {}
+    fn forget(&mut self, _lane: SearchKind) {}
 }
 
-/// Failure of a write on a bad day of the API server.
+/// Fault of a write to the API server.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum WriteFault {
-    /// 409, 429 or 500: it is not made.
+    /// 409, 429 or 500: the write is not made.
     Refused,
     /// 504: the write is made, but the answer is lost.
     Lost,
@@ -137,16 +136,16 @@ pub enum WriteFault {
 
 impl World {
     pub fn new(spec: Value) -> Self {
-        let there = Observed { now: "2026-01-01T00:00:00Z".parse().unwrap(), ..Observed::default() };
+        let observed = Observed { now: "2026-01-01T00:00:00Z".parse().unwrap(), ..Observed::default() };
         Self {
             owner: deployment(spec),
-            there,
-            around: around(),
+            observed,
+            environment: environment(),
             facts: facts(),
             printed: None,
             network: "10.0.0.",
-            remembered: Remembered { has_turn: true, ..Remembered::default() },
-            silence: SilentFunctions::default(),
+            soft_state: SoftStateView { has_rollout_turn: true, ..SoftStateView::default() },
+            function_counts: FunctionCounts::default(),
             groups: Groups::default(),
             planner: Immediate::default(),
             stale: None,
@@ -155,24 +154,24 @@ impl World {
         }
     }
 
-    /// One whose operator has gateways.
+    /// Returns a world whose operator has gateways.
     pub fn with_gateways(spec: Value, gateways: &[&str]) -> Self {
         let mut world = Self::new(spec);
-        world.around.gateway = Some(gateway_service("gateway"));
-        world.there.gateways = gateways.iter().map(|uid| (*uid).to_owned()).collect();
-        world.there.since = world.there.now;
+        world.environment.gateway = Some(gateway_service("gateway"));
+        world.observed.gateways = gateways.iter().map(|uid| (*uid).to_owned()).collect();
+        world.observed.since = world.observed.now;
         world
     }
 
-    /// Returns the object by which gateways and the operator inform each other.
+    /// Returns the demand object.
     pub fn demand(&self) -> &MoEDemand {
-        self.there.demand.as_ref().unwrap()
+        self.observed.demand.as_ref().unwrap()
     }
 
-    /// The gateway of this entry writes it.
+    /// Writes the entry of a gateway.
     pub fn say(&mut self, entry: GatewayDemand) {
         self.uids += 1;
-        let demand = self.there.demand.as_mut().unwrap();
+        let demand = self.observed.demand.as_mut().unwrap();
         demand.metadata.resource_version = Some(self.uids.to_string());
         let gateways = &mut demand.status.get_or_insert_default().gateways;
         gateways.retain(|known| known.uid != entry.uid);
@@ -180,28 +179,28 @@ impl World {
     }
 
     /// Returns the decisions of one reconcile.
-    pub fn look(&mut self) -> (PlanStage, Diff) {
-        let (planned, steps, _) = self.look_and_state();
-        (planned, steps)
+    pub fn reconcile(&mut self) -> (PlanStage, Diff) {
+        let (planned, diff, _) = self.look_and_state();
+        (planned, diff)
     }
 
-    /// Returns the decisions of one reconcile, and the status that it states.
+    /// Returns the decisions of one reconcile, and its status.
     pub fn look_and_state(&mut self) -> (PlanStage, Diff, MoEDeploymentStatus) {
         self.stale_seen |= self.stale.is_some();
-        let owner = &self.around.allowed.priced(&self.owner).into_owned();
-        let mut observed = self.stale.take().unwrap_or_else(|| self.there.clone());
+        let owner = &self.environment.policy.priced(&self.owner).into_owned();
+        let mut observed = self.stale.take().unwrap_or_else(|| self.observed.clone());
         observed.details.profiles.clear();
         observed.details.maps.clear();
         observed.details.logs.clear();
-        while let Some(read) = lacking(owner, observed.records()).unwrap() {
+        while let Some(read) = missing_input(owner, observed.records()).unwrap() {
             match read {
                 MissingInput::Log(pod) => observed.details.logs.insert(pod.clone(), self.log(&pod)).map(drop),
                 MissingInput::Profile(name) => {
-                    let record = self.there.details.profiles.get(&name).cloned().flatten();
+                    let record = self.observed.details.profiles.get(&name).cloned().flatten();
                     observed.details.profiles.insert(name, record).map(drop)
                 }
                 MissingInput::Map(name) => {
-                    let map = self.there.details.maps.get(&name).cloned().flatten();
+                    let map = self.observed.details.maps.get(&name).cloned().flatten();
                     observed.details.maps.insert(name, map).map(drop)
                 }
             };
@@ -209,27 +208,27 @@ impl World {
         let inputs = Inputs {
             owner,
             repriced: owner.spec.pricing != self.owner.spec.pricing,
-            around: &self.around,
+            environment: &self.environment,
             observed: &observed,
-            remembered: &self.remembered,
-            certified: true,
+            soft_state: &self.soft_state,
+            main_certificate_ready: true,
         };
         let decided = decide(inputs, &mut self.planner).unwrap();
-        let stated = status(&Findings::of(inputs, &decided, Vec::new()));
-        let Learned { load, cooldown, silence, .. } = decided.learned();
+        let stated = status(&StatusInputs::collect(inputs, &decided, Vec::new()));
+        let SoftStateUpdate { load, cooldown, function_counts, .. } = decided.soft_state_update();
         let Decided { planned, scaled, manifests, diff, .. } = decided;
-        self.remembered = Remembered { load, cooldown, ..self.remembered.clone() };
-        (self.silence, self.groups) = (silence, scaled.groups);
-        // Its functions as they are scaled.
+        self.soft_state = SoftStateView { load, cooldown, ..self.soft_state.clone() };
+        (self.function_counts, self.groups) = (function_counts, scaled.groups);
+        // Returns its functions at their scale.
         (PlanStage { target: manifests.target, ..planned }, diff, stated)
     }
 
-    /// Returns the log of a pod that ended.
+    /// Returns the log of a completed pod.
     fn log(&self, pod: &str) -> Result<String, String> {
         if let Some(printed) = &self.printed {
             return Ok(printed.clone());
         }
-        let found = self.there.pods.iter().find(|known| known.name_any() == pod);
+        let found = self.observed.pods.iter().find(|known| known.name_any() == pod);
         let pod = found.ok_or_else(|| format!("pod {pod} is gone"))?;
         Ok(if label(&pod.metadata, COMPONENT) == Component::Inspector.name() {
             serde_json::to_string(&self.facts).unwrap()
@@ -238,35 +237,36 @@ impl World {
         })
     }
 
-    /// Makes the first `most` writes; the operator is killed after them. Returns how many were made.
-    pub fn write(&mut self, steps: &Diff, most: usize) -> usize {
-        self.write_as(steps, most, |_| None)
+    /// Makes the first `most` writes; then the operator is killed. Returns the number of writes.
+    pub fn write(&mut self, diff: &Diff, most: usize) -> usize {
+        self.write_as(diff, most, |_| None)
     }
 
-    /// As [`Self::write`], with each write answered as `answer` says; writes after one that is not made, or seems not
-    /// to be, are left for the next reconcile.
+    /// Makes writes with faults from `answer`; see [`Self::write`]. Writes after one that fails, or seems to fail,
+    /// are left for the next reconcile.
     pub fn write_as(
         &mut self,
-        steps: &Diff,
+        diff: &Diff,
         most: usize,
         mut answer: impl FnMut(&Write) -> Option<WriteFault>,
     ) -> usize {
         let mut count = 0;
-        for write in steps.writes.iter().take(most) {
+        for write in diff.writes.iter().take(most) {
             let answer = answer(write);
             if answer == Some(WriteFault::Refused) || !self.store(write) || answer == Some(WriteFault::Lost) {
                 return count.max(1);
             }
             count += 1;
         }
-        if count == steps.writes.len() {
-            for partner in &steps.partners {
-                let heard = self.there.heard.entry(partner.uid.clone()).or_default();
-                heard.in_force.get_or_insert(0);
-                let newer = partner.order.as_ref().filter(|order| heard.in_force < Some(order.number));
+        if count == diff.writes.len() {
+            for polled_main in &diff.polled_mains {
+                let observation = self.observed.main_observations.entry(polled_main.uid.clone()).or_default();
+                observation.in_force.get_or_insert(0);
+                let newer =
+                    polled_main.order.as_ref().filter(|order| observation.in_force < Some(order.number));
                 if let Some(order) = newer {
                     let placement = placement_digest(order.routing.as_ref().unwrap());
-                    *heard = MainObservation {
+                    *observation = MainObservation {
                         in_force: Some(order.number),
                         placement,
                         ..MainObservation::default()
@@ -277,62 +277,63 @@ impl World {
         count
     }
 
-    /// Makes one write; false where what is there is no longer what was read.
+    /// Makes one write. Returns false if the object changed since it was read.
     fn store(&mut self, write: &Write) -> bool {
         self.uids += 1;
         let uid = format!("object-{}", self.uids);
-        let now = self.there.now;
-        let there = &mut self.there;
+        let now = self.observed.now;
+        let observed = &mut self.observed;
         match write {
-            Write::Service(keep) => put(&mut there.services, keep, uid),
-            Write::Policy(keep) => put(&mut there.network_policies, keep, uid),
-            Write::Budget(keep) => put(&mut there.budgets, keep, uid),
-            Write::Facts(keep) => there.model = Some(keep.wanted.as_ref().clone()),
+            Write::Service(keep) => put(&mut observed.services, keep, uid),
+            Write::Policy(keep) => put(&mut observed.network_policies, keep, uid),
+            Write::Budget(keep) => put(&mut observed.budgets, keep, uid),
+            Write::Facts(keep) => observed.model = Some(keep.wanted.as_ref().clone()),
             Write::Routing(DesiredObject { wanted, live }) => {
                 let version = |record: &MoERecord| record.metadata.resource_version.clone();
-                if there.routing.as_ref().map(version) != live.as_deref().map(version) {
+                if observed.routing.as_ref().map(version) != live.as_deref().map(version) {
                     return false;
                 }
                 let mut record = wanted.as_ref().clone();
                 record.metadata.resource_version = Some(uid);
-                there.routing = Some(record);
+                observed.routing = Some(record);
             }
             Write::Demand(DesiredObject { wanted, live }) => {
                 let version = |demand: &MoEDemand| demand.metadata.resource_version.clone();
-                if there.demand.as_ref().map(version) != live.as_deref().map(version) {
+                if observed.demand.as_ref().map(version) != live.as_deref().map(version) {
                     return false;
                 }
                 let mut demand = wanted.as_ref().clone();
                 demand.metadata.resource_version = Some(uid.clone());
                 demand.metadata.uid = Some(uid);
-                demand.status = there.demand.take().and_then(|before| before.status);
-                there.demand = Some(demand);
+                demand.status = observed.demand.take().and_then(|before| before.status);
+                observed.demand = Some(demand);
             }
             Write::ForgetGateways(left) => {
-                if left.metadata.resource_version != there.demand.as_ref().unwrap().metadata.resource_version
+                if left.metadata.resource_version
+                    != observed.demand.as_ref().unwrap().metadata.resource_version
                 {
                     return false;
                 }
                 let mut demand = left.as_ref().clone();
                 demand.metadata.resource_version = Some(uid);
-                there.demand = Some(demand);
+                observed.demand = Some(demand);
             }
-            // Named by its content: it is this one.
-            Write::Plan(plan) if there.plans.iter().any(|known| known.name_any() == plan.name_any()) => {}
+            // Plans are named by their content: it is equal.
+            Write::Plan(plan) if observed.plans.iter().any(|known| known.name_any() == plan.name_any()) => {}
             Write::Plan(plan) => {
                 let mut plan = plan.as_ref().clone();
                 plan.metadata.creation_timestamp =
                     Some(k8s_openapi::apimachinery::pkg::apis::meta::v1::Time(now));
-                there.plans.push(plan);
+                observed.plans.push(plan);
             }
             Write::Profile(record) | Write::Share(record) => {
-                there.details.profiles.insert(record.name_any(), Some(record.as_ref().clone()));
+                observed.details.profiles.insert(record.name_any(), Some(record.as_ref().clone()));
             }
             Write::Create(creation) => {
                 let mut pod = creation.pod.as_ref().clone();
-                let taken = there.pods.iter_mut().find(|known| known.name_any() == pod.name_any());
+                let taken = observed.pods.iter_mut().find(|known| known.name_any() == pod.name_any());
                 if let Some(taken) = taken {
-                    // Only who sees old lists makes what is there. It gets the labels back by which it is found.
+                    // Only an operator with stale lists creates an existing pod. Its labels are restored.
                     assert!(self.stale_seen, "a name is taken");
                     taken.metadata.labels.clone_from(&pod.metadata.labels);
                     return true;
@@ -340,29 +341,31 @@ impl World {
                 pod.metadata.uid = Some(uid);
                 pod.metadata.creation_timestamp =
                     Some(k8s_openapi::apimachinery::pkg::apis::meta::v1::Time(now));
-                there.pods.push(pod);
+                observed.pods.push(pod);
             }
             Write::Relabel { live, wanted } => {
-                let Some(pod) = there.pods.iter_mut().find(|pod| pod.uid() == live.uid()) else {
+                let Some(pod) = observed.pods.iter_mut().find(|pod| pod.uid() == live.uid()) else {
                     return false;
                 };
                 pod.metadata.labels.clone_from(&wanted.metadata.labels);
             }
-            Write::Delete(deletion) => there.pods.retain(|pod| pod.uid().as_ref() != Some(&deletion.uid)),
-            Write::DeleteBudget(_, uid) => there.budgets.retain(|budget| budget.uid().as_ref() != Some(uid)),
-            Write::DeletePlan(name, _) => there.plans.retain(|plan| plan.name_any() != *name),
+            Write::Delete(deletion) => observed.pods.retain(|pod| pod.uid().as_ref() != Some(&deletion.uid)),
+            Write::DeleteBudget(_, uid) => {
+                observed.budgets.retain(|budget| budget.uid().as_ref() != Some(uid))
+            }
+            Write::DeletePlan(name, _) => observed.plans.retain(|plan| plan.name_any() != *name),
         }
         true
     }
 
     /// Lets nodes work for one second.
     pub fn run(&mut self) {
-        self.there.now = self.there.now.checked_add(SignedDuration::from_secs(1)).unwrap();
-        let now = self.there.now;
-        for (index, pod) in self.there.pods.iter_mut().enumerate() {
+        self.observed.now = self.observed.now.checked_add(SignedDuration::from_secs(1)).unwrap();
+        let now = self.observed.now;
+        for (index, pod) in self.observed.pods.iter_mut().enumerate() {
             let component = label(&pod.metadata, COMPONENT).to_owned();
             let is_main = component == Component::Main.name();
-            let in_force = pod.uid().and_then(|uid| self.there.heard.get(&uid)?.in_force);
+            let in_force = pod.uid().and_then(|uid| self.observed.main_observations.get(&uid)?.in_force);
             if is_main || component == Component::RemoteExpert.name() {
                 serve(pod, format!("{}{}", self.network, index + 1), !is_main || in_force > Some(0), now);
             } else {
@@ -371,37 +374,37 @@ impl World {
         }
     }
 
-    /// Looks until nothing is left to do. Returns how many writes that took.
+    /// Reconciles until the deployment is settled. Returns the number of writes.
     pub fn settle(&mut self) -> usize {
         let mut writes = 0;
         for _ in 0..ENOUGH {
-            let (_, steps) = self.look();
-            writes += self.write(&steps, usize::MAX);
-            if steps.settled && steps.writes.is_empty() {
+            let (_, diff) = self.reconcile();
+            writes += self.write(&diff, usize::MAX);
+            if diff.settled && diff.writes.is_empty() {
                 return writes;
             }
             self.run();
         }
-        let (planned, steps) = self.look();
+        let (planned, diff) = self.reconcile();
         panic!(
             "not settled: {:?} {:?} {:?}, {:#?}",
-            planned.state, steps.troubles, self.there.demand, steps.writes
+            planned.state, diff.issues, self.observed.demand, diff.writes
         );
     }
 
-    /// Everything that was recorded is as the release before records kept it: in ConfigMaps.
+    /// Converts all records to ConfigMaps of the previous release.
     pub fn keep_in_config_maps(&mut self) {
-        let facts = self.there.model.take().unwrap();
-        let routing = self.there.routing.take().unwrap();
+        let facts = self.observed.model.take().unwrap();
+        let routing = self.observed.routing.take().unwrap();
         let running = RoutingTable::from_record(&routing);
         let (_, running) = running.entries.into_iter().max_by_key(|(_, entry)| entry.number).unwrap();
         let mut keep = |mut metadata: ObjectMeta, data: BTreeMap<String, String>| {
             metadata.resource_version = None;
             let name = metadata.name.clone().unwrap();
             let map = ConfigMap { metadata, data: Some(data), ..ConfigMap::default() };
-            self.there.details.maps.insert(name, Some(map));
+            self.observed.details.maps.insert(name, Some(map));
         };
-        for profile in std::mem::take(&mut self.there.details.profiles).into_values().flatten() {
+        for profile in std::mem::take(&mut self.observed.details.profiles).into_values().flatten() {
             keep(profile.metadata, [("profile.json".to_owned(), profile.spec.json.unwrap())].into());
         }
         let mut metadata = facts.metadata;
@@ -424,7 +427,7 @@ impl World {
         });
     }
 
-    /// Everything that belongs to the deployment, less what differs from one life of an object to the next.
+    /// Returns all objects of the deployment, without values that differ between lifetimes.
     pub fn objects(&self) -> BTreeMap<String, Value> {
         fn of<K: Resource<DynamicType = ()> + serde::Serialize>(list: &[K]) -> Vec<Value> {
             let named = |object: &K| {
@@ -434,20 +437,25 @@ impl World {
             };
             list.iter().map(named).collect()
         }
-        let there = &self.there;
-        let records: Vec<MoERecord> = there
+        let observed = &self.observed;
+        let records: Vec<MoERecord> = observed
             .details
             .profiles
             .values()
-            .chain([&there.model, &there.routing])
+            .chain([&observed.model, &observed.routing])
             .flatten()
             .cloned()
             .collect();
-        let lists = [of(&there.pods), of(&there.services), of(&there.network_policies), of(&there.budgets)];
-        let objects = lists.into_iter().chain([of(&there.plans), of(&records)]).flatten();
-        // Incarnations, the addresses that pods have for their lives, and numbers that only grow.
+        let lists = [
+            of(&observed.pods),
+            of(&observed.services),
+            of(&observed.network_policies),
+            of(&observed.budgets),
+        ];
+        let objects = lists.into_iter().chain([of(&observed.plans), of(&records)]).flatten();
+        // Incarnations, pod addresses, and growing numbers.
         let mut lives: Vec<(String, String)> = Vec::new();
-        for pod in &there.pods {
+        for pod in &observed.pods {
             let name = pod.name_any();
             let place = name.rsplit_once('-').map_or(name.as_str(), |(place, _)| place).to_owned();
             if let Some(ip) = pod.status.as_ref().and_then(|status| status.pod_ip.clone()) {
@@ -481,19 +489,25 @@ impl World {
         all
     }
 
-    /// Names of everything there is, pods without their incarnations.
+    /// Returns the names of all objects, pods without incarnations.
     pub fn names(&self) -> BTreeSet<String> {
         fn of<K: Resource<DynamicType = ()>>(list: &[K]) -> Vec<String> {
             list.iter().map(|object| format!("{} {}", K::kind(&()), object.name_any())).collect()
         }
-        let there = &self.there;
-        let pods = there.pods.iter().map(|pod| {
+        let observed = &self.observed;
+        let pods = observed.pods.iter().map(|pod| {
             let name = pod.name_any();
             format!("Pod {}", name.rsplit_once('-').map_or(name.as_str(), |(place, _)| place))
         });
-        let records = there.details.profiles.values().chain([&there.model, &there.routing]).flatten();
+        let records =
+            observed.details.profiles.values().chain([&observed.model, &observed.routing]).flatten();
         let records = records.map(|record| format!("MoERecord {}", record.name_any()));
-        let lists = [of(&there.services), of(&there.network_policies), of(&there.budgets), of(&there.plans)];
+        let lists = [
+            of(&observed.services),
+            of(&observed.network_policies),
+            of(&observed.budgets),
+            of(&observed.plans),
+        ];
         pods.chain(records).chain(lists.into_iter().flatten()).collect()
     }
 }

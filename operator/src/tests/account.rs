@@ -1,4 +1,4 @@
-//! Accounts: the cost that main functions are told to expect of requests.
+//! Accounts: the expected cost of requests, as main functions receive it.
 
 use crate::planning::account;
 use crate::testing::example::{built, deployment, facts, plan, plan_of_groups, planning, prior};
@@ -7,7 +7,7 @@ use remoe_api::{MoEDeployment, MoEPlanSpec};
 use remoe_planner::{Budget, PlanAccount, PlanDraft, evaluate};
 use serde_json::{Value, json};
 
-/// Equal but for the last digit of numbers, which reading them may change.
+/// Equal except for the last digit of numbers, which parsing may change.
 fn alike(one: &Value, other: &Value) -> bool {
     match (one, other) {
         (Value::Object(one), Value::Object(other)) => {
@@ -29,7 +29,7 @@ fn read(plan: &MoEPlanSpec) -> PlanAccount {
     PlanAccount::from_json(&account(plan).unwrap().unwrap()).unwrap()
 }
 
-/// As a main function computes it of a request of the typical lengths, and as the plan says.
+/// A main function computes the plan's figures for a request of typical lengths.
 #[test]
 fn main_functions_expect_what_the_plan_does() {
     let owner = deployment(json!({}));
@@ -42,8 +42,7 @@ fn main_functions_expect_what_the_plan_does() {
     assert!(close(expected.tpot_seconds, plan.numbers.times.tpot_seconds), "{expected:?} {plan:?}");
 }
 
-/// After a restart the operator knows of a plan what its object says, also when the spec asks for something
-/// else by now.
+/// After a restart the operator knows a plan only from its object, even if the spec has changed.
 #[test]
 fn an_account_follows_from_the_stored_plan_alone() {
     let cpu = json!({"min": 250, "max": 4000, "step": 250});
@@ -54,14 +53,14 @@ fn an_account_follows_from_the_stored_plan_alone() {
         (apart.clone(), plan_of_groups(&apart, 2)),
     ] {
         let stored: MoEPlanSpec = serde_json::from_str(&serde_json::to_string(&plan).unwrap()).unwrap();
-        let told = account(&stored).unwrap().unwrap();
-        assert_eq!(Some(&told), account(&plan).unwrap().as_ref());
-        let value: Value = serde_json::from_str(&told).unwrap();
+        let account_json = account(&stored).unwrap().unwrap();
+        assert_eq!(Some(&account_json), account(&plan).unwrap().as_ref());
+        let value: Value = serde_json::from_str(&account_json).unwrap();
         let problem: Value = serde_json::to_value(planning(&owner).problem()).unwrap();
         assert!(alike(&value["problem"], &problem), "{value}");
         assert_eq!(value["plan"]["groups"].as_array().map_or(0, Vec::len), plan.groups.len());
         // It can be evaluated as a plan of that problem.
-        let draft = PlanDraft::from_json(&told).unwrap();
+        let draft = PlanDraft::from_json(&account_json).unwrap();
         assert!(evaluate(planning(&owner).problem(), &draft, false).is_ok());
     }
 }
@@ -73,24 +72,24 @@ fn a_plan_that_says_nothing_or_nonsense_has_no_account() {
     let with = |basis: Option<String>| account(&MoEPlanSpec { basis, ..plan.clone() });
     assert_eq!(with(None), Ok(None));
     let basis: Value = serde_json::from_str(plan.basis.as_ref().unwrap()).unwrap();
-    let spoiled = |change: fn(&mut Value)| {
+    let corrupted = |change: fn(&mut Value)| {
         let mut basis = basis.clone();
         change(&mut basis);
         with(Some(basis.to_string()))
     };
     assert!(with(Some("nonsense".to_owned())).is_err());
     assert!(with(Some("x".repeat(1 << 20))).unwrap_err().to_string().contains("1048576 bytes, limit 65536"));
-    assert!(spoiled(|basis| basis["model"]["experts"] = json!(u64::MAX)).is_err());
-    assert!(spoiled(|basis| basis["model"]["moe_layers"] = json!([])).is_err());
-    assert!(spoiled(|basis| basis["profile"]["version"] = json!(0)).is_err());
-    assert!(spoiled(|basis| basis["wishes"]["request"]["input_tokens"] = json!(-1.0)).is_err());
-    // Layers that the plan has and the model has not.
-    assert!(spoiled(|basis| basis["model"]["moe_layers"] = json!([0, 1, 2])).is_err());
-    let strange = MoEPlanSpec { groups: vec![plan.groups[0].clone(); 2], ..plan.clone() };
-    assert!(account(&strange).unwrap_err().to_string().contains("another group hosts"));
+    assert!(corrupted(|basis| basis["model"]["experts"] = json!(u64::MAX)).is_err());
+    assert!(corrupted(|basis| basis["model"]["moe_layers"] = json!([])).is_err());
+    assert!(corrupted(|basis| basis["profile"]["version"] = json!(0)).is_err());
+    assert!(corrupted(|basis| basis["wishes"]["request"]["input_tokens"] = json!(-1.0)).is_err());
+    // Layers that the model lacks.
+    assert!(corrupted(|basis| basis["model"]["moe_layers"] = json!([0, 1, 2])).is_err());
+    let has_uncertified = MoEPlanSpec { groups: vec![plan.groups[0].clone(); 2], ..plan.clone() };
+    assert!(account(&has_uncertified).unwrap_err().to_string().contains("another group hosts"));
 }
 
-/// The kept basis is small, also for a model of 61 layers with 256 experts each.
+/// The stored basis is small, even for a model of 61 layers with 256 experts each.
 #[test]
 fn what_is_kept_of_a_large_model_is_small() {
     let mut large = facts();
@@ -105,11 +104,11 @@ fn what_is_kept_of_a_large_model_is_small() {
     let planning = planning.unwrap();
     let plan = planning.solve(None, Budget::UNLIMITED).unwrap();
     let kept = plan.basis.as_ref().unwrap().len();
-    let told = account(&plan).unwrap().unwrap().len();
-    assert!(kept < 16 << 10 && told < 4 << 20, "{kept} bytes kept, {told} told");
+    let account_json = account(&plan).unwrap().unwrap().len();
+    assert!(kept < 16 << 10 && account_json < 4 << 20, "{kept} bytes kept, {account_json} told");
 }
 
-/// An account is no reason to tell anybody anything: it follows from the plan, which is in the generation.
+/// A new account alone pushes no generation: it follows from the plan, which the generation names.
 #[test]
 fn a_generation_that_stands_is_told_once() {
     let owner = deployment(json!({}));

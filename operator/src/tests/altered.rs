@@ -1,8 +1,8 @@
-//! Pods of functions that others changed.
+//! Pods of functions that other writers altered.
 
 use crate::diff::Diff;
 use crate::names::{FUNCTION, MAIN, label};
-use crate::rewritten::PodField;
+use crate::pod_comparison::PodField;
 use crate::testing::world::World;
 use crate::write::Write;
 use jiff::SignedDuration;
@@ -11,7 +11,7 @@ use kube::ResourceExt;
 use remoe_api::ConditionType;
 use serde_json::{Value, json};
 
-/// A change of the spec of a pod.
+/// Change of a pod's spec.
 type PodChange = fn(&mut PodSpec);
 
 fn settled() -> World {
@@ -23,7 +23,7 @@ fn settled() -> World {
 }
 
 fn main_pod(world: &mut World) -> &mut Pod {
-    let mut pods = world.there.pods.iter_mut();
+    let mut pods = world.observed.pods.iter_mut();
     pods.find(|pod| label(&pod.metadata, FUNCTION) == MAIN).unwrap()
 }
 
@@ -31,7 +31,7 @@ fn container(spec: &mut PodSpec) -> &mut Container {
     &mut spec.containers[0]
 }
 
-/// The pod has been started again so often.
+/// Sets the restart count.
 fn restarted(pod: &mut Pod, times: u32) {
     let mut status = serde_json::to_value(&pod.status).unwrap();
     status["containerStatuses"] = json!([{
@@ -41,23 +41,23 @@ fn restarted(pod: &mut Pod, times: u32) {
     pod.status = serde_json::from_value(status).unwrap();
 }
 
-/// Names of the pods that are made, and whether a warning says why.
-fn replaced(steps: &Diff) -> (usize, bool) {
-    let made = steps.writes.iter().filter(|write| matches!(write, Write::Create(_))).count();
-    let said = steps.said(usize::MAX);
-    let told = said.iter().any(|it| it.reason == "FunctionReplaced" && it.note.contains("PodAltered"));
-    (made, told)
+/// Returns the names of created pods, and whether a warning gives the reason.
+fn replaced(diff: &Diff) -> (usize, bool) {
+    let made = diff.writes.iter().filter(|write| matches!(write, Write::Create(_))).count();
+    let said = diff.events_after(usize::MAX);
+    let reported = said.iter().any(|it| it.reason == "FunctionReplaced" && it.note.contains("PodAltered"));
+    (made, reported)
 }
 
-/// A look after `change` of the spec of the main function.
+/// Reconciles after `change` of the main function's spec.
 fn after(change: impl FnOnce(&mut PodSpec)) -> (usize, bool) {
     let mut world = settled();
-    // The API server and a node have filled in.
+    // The API server and a node filled in defaults.
     let pod = main_pod(&mut world);
     restarted(pod, 0);
     change(pod.spec.as_mut().unwrap());
-    let (_, steps) = world.look();
-    replaced(&steps)
+    let (_, diff) = world.reconcile();
+    replaced(&diff)
 }
 
 #[test]
@@ -108,7 +108,7 @@ fn what_admission_adds_is_no_alteration() {
         spec.service_account_name = Some("default".to_owned());
         spec.priority = Some(7);
         for volume in spec.volumes.iter_mut().flatten() {
-            // As a pod of an earlier version has it, and as the API server leaves it.
+            // As in a pod of an earlier version, and as the API server drops it.
             volume.empty_dir.iter_mut().for_each(|folder| folder.size_limit = None);
             volume.secret.iter_mut().for_each(|secret| secret.default_mode = Some(420));
         }
@@ -119,14 +119,14 @@ fn what_admission_adds_is_no_alteration() {
 #[test]
 fn empty_value_that_the_api_leaves_out_is_no_alteration() {
     let mut world = settled();
-    world.around.pods = r#"{"env": [{"name": "A", "value": ""}, {"name": "B"}]}"#.parse().unwrap();
+    world.environment.pods = r#"{"env": [{"name": "A", "value": ""}, {"name": "B"}]}"#.parse().unwrap();
     world.settle();
     let variables = container(main_pod(&mut world).spec.as_mut().unwrap()).env.as_mut().unwrap();
     variables
         .iter_mut()
         .for_each(|variable| variable.value = variable.value.take().filter(|it| !it.is_empty()));
-    let (_, steps) = world.look();
-    assert_eq!(steps.writes, []);
+    let (_, diff) = world.reconcile();
+    assert_eq!(diff.writes, []);
 }
 
 #[test]
@@ -144,12 +144,12 @@ fn another_drain_time_is_no_alteration() {
 fn changed_image_replaces_the_pod_once_it_runs() {
     let image = |restarts: u32, exact: bool| {
         let mut world = settled();
-        world.around.comparison.exact_images = exact;
+        world.environment.comparison.exact_images = exact;
         let pod = main_pod(&mut world);
         pod.spec.as_mut().unwrap().containers[0].image = Some("mirror/main:1".to_owned());
         restarted(pod, restarts);
-        let (_, steps) = world.look();
-        replaced(&steps)
+        let (_, diff) = world.reconcile();
+        replaced(&diff)
     };
     assert_eq!(image(0, false), (0, false), "admission may have written it");
     assert_eq!(image(1, false), (1, true));
@@ -164,31 +164,31 @@ fn altered_main_function_gets_no_requests() {
     let pod = main_pod(&mut world);
     let name = pod.name_any();
     pod.spec.as_mut().unwrap().containers[0].command = Some(vec!["sh".to_owned()]);
-    let (_, steps) = world.look();
-    world.write(&steps, usize::MAX);
+    let (_, diff) = world.reconcile();
+    world.write(&diff, usize::MAX);
     assert!(world.demand().spec.mains.iter().all(|main| main.pod != name));
     world.settle();
-    assert!(world.there.pods.iter().all(|pod| pod.name_any() != name));
+    assert!(world.observed.pods.iter().all(|pod| pod.name_any() != name));
     assert_eq!(world.demand().spec.mains.len(), 1);
 }
 
-/// Rewrites every pod as admission of the cluster would when it is created.
+/// Rewrites every pod as admission would at its creation.
 fn rewrite(world: &mut World) {
-    for pod in &mut world.there.pods {
+    for pod in &mut world.observed.pods {
         let spec = pod.spec.as_mut().unwrap();
         container(spec).command = Some(vec!["/wrapper".to_owned()]);
     }
 }
 
-/// Looks, writes and lets time pass until pauses between replacements are over, many times. Returns pods that were made.
+/// Reconciles repeatedly, past the pauses between replacements. Returns the created pods.
 fn let_admission_rewrite(world: &mut World) -> usize {
     let mut made = 0;
     for _ in 0..60 {
-        let (_, steps) = world.look();
-        made += replaced(&steps).0;
-        world.write(&steps, usize::MAX);
+        let (_, diff) = world.reconcile();
+        made += replaced(&diff).0;
+        world.write(&diff, usize::MAX);
         rewrite(world);
-        world.there.now = world.there.now.checked_add(SignedDuration::from_secs(60)).unwrap();
+        world.observed.now = world.observed.now.checked_add(SignedDuration::from_secs(60)).unwrap();
         world.run();
     }
     made
@@ -199,10 +199,10 @@ fn admission_that_rewrites_commands_ends_replacement() {
     let mut world = World::with_gateways(json!({}), &["g1"]);
     world.settle();
     rewrite(&mut world);
-    let functions = world.there.pods.len();
+    let functions = world.observed.pods.len();
     assert_eq!(let_admission_rewrite(&mut world), 4 * functions, "of each function four");
     assert_eq!(let_admission_rewrite(&mut world), 0);
-    assert_eq!(world.there.pods.len(), functions);
+    assert_eq!(world.observed.pods.len(), functions);
     assert_eq!(world.demand().spec.mains, [], "it gets no requests");
     let (_, _, status) = world.look_and_state();
     let degraded = status.condition(ConditionType::Degraded).unwrap();
@@ -213,8 +213,8 @@ fn admission_that_rewrites_commands_ends_replacement() {
         "{message}"
     );
 
-    // The administrator knows of it: the pods that are there work.
-    world.around.comparison.rewritten = vec![PodField::Command];
+    // After the administrator exempts the field, the existing pods work.
+    world.environment.comparison.rewritten = vec![PodField::Command];
     assert_eq!(let_admission_rewrite(&mut world), 0);
     world.settle();
     assert_eq!(world.demand().spec.mains.len(), 1);
@@ -224,12 +224,12 @@ fn admission_that_rewrites_commands_ends_replacement() {
 fn fields_rewritten_by_admission_are_ignored_in_comparison() {
     let made = |rewritten: &[PodField], change: PodChange| {
         let mut world = settled();
-        world.around.comparison.rewritten = rewritten.to_vec();
+        world.environment.comparison.rewritten = rewritten.to_vec();
         let pod = main_pod(&mut world);
         restarted(pod, 1);
         change(pod.spec.as_mut().unwrap());
-        let (_, steps) = world.look();
-        replaced(&steps)
+        let (_, diff) = world.reconcile();
+        replaced(&diff)
     };
     let image: PodChange = |spec| container(spec).image = Some("mirror/main:1".to_owned());
     let arguments: PodChange = |spec| container(spec).args.as_mut().unwrap().push("--more".to_owned());

@@ -1,10 +1,10 @@
 use crate::SignerName;
-use crate::collector::Collector;
 use crate::identity::{IssuerRef, certificate, identity_of, knows_gateways};
 use crate::manifests::{OperatorEnvironment, Revision, budgets, frame, inspector, revision};
 use crate::names::{COMPONENT, Component, FUNCTION, PodName};
-use crate::quantity::amount;
-use crate::testing::example::{around, built, deployment, gateway_service, plan};
+use crate::quantity::parse_amount;
+use crate::testing::example::{built, deployment, environment, gateway_service, plan};
+use crate::trace_collector::TraceCollector;
 use k8s_openapi::api::core::v1::{Pod, Probe};
 use kube::ResourceExt;
 use proptest::prelude::*;
@@ -49,7 +49,7 @@ fn check_pod(pod: &Pod) {
         assert!(resources.limits.as_ref().unwrap()["memory"].0.ends_with(['M', 'G']));
     }
     let seconds = spec.tolerations.iter().flatten().filter_map(|toleration| toleration.toleration_seconds);
-    // A function may be at work on a node that is not heard; a pod that inspects or measures is replaced.
+    // A function may still work on an unreachable node; an inspector or profiler there is replaced.
     let borne = if pod.labels().contains_key(FUNCTION) { 300 } else { 30 };
     assert_eq!(seconds.filter(|seconds| *seconds == borne).count(), 2);
 }
@@ -80,7 +80,7 @@ proptest! {
         let pods = pods(&owner);
         let names: BTreeSet<String> = pods.iter().map(ResourceExt::name_any).collect();
         prop_assert_eq!(names.len(), pods.len());
-        for pod in pods.iter().chain([&inspector(&owner, "0123456789", 0, &around()).unwrap()]) {
+        for pod in pods.iter().chain([&inspector(&owner, "0123456789", 0, &environment()).unwrap()]) {
             check_pod(pod);
             prop_assert!(pod.name_any().len() <= 63);
             prop_assert!(PodName::parse(&pod.name_any()).is_some());
@@ -96,7 +96,7 @@ proptest! {
     fn the_same_values_give_the_same_objects(spec in spec()) {
         let owner = deployment(spec);
         prop_assert_eq!(pods(&owner), pods(&owner));
-        prop_assert_eq!(frame(&owner, &around()), frame(&owner, &around()));
+        prop_assert_eq!(frame(&owner, &environment()), frame(&owner, &environment()));
     }
 
     #[test]
@@ -110,7 +110,7 @@ proptest! {
             let spec = budget.spec.as_ref().unwrap();
             let value = serde_json::to_value(spec.min_available.as_ref().unwrap()).unwrap();
             prop_assert_eq!(value, json!(function.replicas - 1));
-            // It selects the function's pods, and no others'.
+            // It selects only the function's pods.
             let selector = spec.selector.as_ref().unwrap().match_labels.as_ref().unwrap();
             for other in revision.functions() {
                 let pod = other.pod(&owner, 0, 0);
@@ -152,7 +152,7 @@ fn fetching_functions_have_a_cache_credentials_and_a_way_out() {
         assert_eq!(container.env_from.as_ref().unwrap()[0].secret_ref.as_ref().unwrap().name, "s3");
     }
     let opened = |owner: &MoEDeployment| {
-        let policies = frame(owner, &around()).network_policies.into_iter();
+        let policies = frame(owner, &environment()).network_policies.into_iter();
         policies
             .filter(|policy| {
                 policy.spec.as_ref().unwrap().egress.iter().flatten().any(|rule| rule.to.is_none())
@@ -174,7 +174,7 @@ fn cpu_main_container_reserves_non_expert_weights() {
     assert_eq!(resources["cpu"].0, format!("{}m", plan.main.memory_mb));
 }
 
-/// The flag's value, and the grace period, of the main function of this workload.
+/// Returns the drain flag and the grace period of the main function for this workload.
 fn ending(owner: &MoEDeployment, tpot_seconds: f64) -> (String, u32, i64) {
     let mut plan = plan(owner);
     plan.numbers.times.prefill_seconds = 2.0;
@@ -196,14 +196,14 @@ fn a_main_function_has_the_time_of_the_longest_answer_to_end() {
     let (identity, drain, grace) = ending(&owner, 0.15);
     // Twice (two seconds per hundred tokens of the prompt, and 0.15 s per token of the answer).
     assert_eq!(drain, 2 * (2 * 2 + 120));
-    // The hook before, and last words after it.
+    // The pre-stop hook before, and the exit time after it.
     assert_eq!(grace, i64::from(drain) + 15);
-    // Another pace is no reason to replace a pod.
+    // Another expected speed does not replace a pod.
     for (tpot, expected) in [(1e-6, 30), (100.0, 1800), (f64::MAX, 1800), (-1.0, 30)] {
         let (other, drain, grace) = ending(&owner, tpot);
         assert_eq!((&other, drain, grace), (&identity, expected, i64::from(expected) + 15), "{tpot}");
     }
-    // A container that hangs is not waited for that long.
+    // A hung container gets a shorter grace period.
     for pod in pods(&owner) {
         let spec = pod.spec.unwrap();
         for probe in [&spec.containers[0].startup_probe, &spec.containers[0].liveness_probe] {
@@ -244,7 +244,7 @@ fn probes_have_a_port_that_clients_cannot_reach() {
             assert_eq!(get, json!({"path": path, "port": "health"}));
         }
     }
-    for policy in frame(&owner, &around()).network_policies {
+    for policy in frame(&owner, &environment()).network_policies {
         for rule in policy.spec.unwrap().ingress.unwrap_or_default() {
             let opened = serde_json::to_string(&rule.ports).unwrap();
             let from = serde_json::to_string(&rule.from).unwrap();
@@ -288,12 +288,12 @@ fn following(pod: &Pod, flag: &str) -> String {
 #[test]
 fn only_the_operator_and_the_gateways_of_the_release_are_let_in() {
     let owner = deployment(json!({}));
-    let around = OperatorEnvironment {
+    let environment = OperatorEnvironment {
         release: "one".to_owned(),
         gateway: Some(gateway_service("gateway.system.svc")),
-        ..around()
+        ..environment()
     };
-    let policies = frame(&owner, &around).network_policies;
+    let policies = frame(&owner, &environment).network_policies;
     let main = policies.iter().find(|policy| policy.name_any() == "demo-main").unwrap();
     let monitoring =
         json!([{"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "monitoring"}}}]);
@@ -317,8 +317,8 @@ fn only_the_operator_and_the_gateways_of_the_release_are_let_in() {
 fn no_signer_has_the_secrets_of_another() {
     let owner = deployment(json!({}));
     let secrets = |signer| {
-        let around = OperatorEnvironment { signer, ..around() };
-        let revision = revision(&owner, "hash", &plan(&owner), &around).unwrap();
+        let environment = OperatorEnvironment { signer, ..environment() };
+        let revision = revision(&owner, "hash", &plan(&owner), &environment).unwrap();
         let pods = revision.functions().map(|function| function.pod(&owner, 0, 0));
         let volumes = pods.flat_map(|pod| pod.spec.unwrap().volumes.unwrap_or_default());
         volumes.filter_map(|volume| volume.secret?.secret_name).collect::<BTreeSet<_>>()
@@ -370,7 +370,7 @@ fn main_functions_are_told_how_many_positions_they_serve() {
     for pod in pods(&owner) {
         match pod.labels()[COMPONENT].as_str() {
             "main" => assert_eq!(following(&pod, "--max-model-len"), "700"),
-            // Positions are nothing to experts.
+            // Positions do not affect remote functions.
             _ => assert!(!arguments(&pod).contains(&"--max-model-len".to_owned())),
         }
     }
@@ -412,7 +412,7 @@ fn functions_of_one_part_have_the_certificate_of_no_other() {
             assert_eq!(following(&pod, "--operator-identity"), "spiffe://remoe/remoe-system/operator");
         }
     }
-    let open = OperatorEnvironment { signer: SignerName::Unsigned, ..around() };
+    let open = OperatorEnvironment { signer: SignerName::Unsigned, ..environment() };
     let revision = revision(&owner, "hash", &plan(&owner), &open).unwrap();
     for pod in revision.functions().map(|function| function.pod(&owner, 0, 0)) {
         let text = serde_json::to_string(&pod).unwrap();
@@ -424,19 +424,19 @@ fn functions_of_one_part_have_the_certificate_of_no_other() {
 fn main_functions_trust_gateways_if_present_and_signed() {
     let owner = deployment(json!({}));
     let gateway = Some(gateway_service("gateway.system.svc"));
-    for (gateway, signer, strange_gateways, knows) in [
+    for (gateway, signer, uncertified_gateways, knows) in [
         (gateway.clone(), SignerName::Operator, false, true),
         (gateway.clone(), SignerName::CertManager, false, true),
-        // Those of a version before would be refused by all that start, while theirs end.
+        // Gateways of an older version would be rejected by all new main functions, while the old ones end.
         (gateway.clone(), SignerName::Operator, true, false),
         (gateway, SignerName::Unsigned, false, false),
         (None, SignerName::Operator, false, false),
     ] {
-        let around = OperatorEnvironment { gateway, signer, strange_gateways, ..around() };
-        let revision = revision(&owner, "hash", &plan(&owner), &around).unwrap();
+        let environment = OperatorEnvironment { gateway, signer, uncertified_gateways, ..environment() };
+        let revision = revision(&owner, "hash", &plan(&owner), &environment).unwrap();
         for pod in revision.functions().map(|function| function.pod(&owner, 0, 0)) {
             let knows = knows && pod.labels()[COMPONENT] == "main";
-            assert_eq!(knows_gateways(&pod), knows, "{around:?}");
+            assert_eq!(knows_gateways(&pod), knows, "{environment:?}");
             if knows {
                 assert_eq!(following(&pod, "--gateway-identity"), "spiffe://remoe/remoe-system/gateway");
             }
@@ -446,23 +446,27 @@ fn main_functions_trust_gateways_if_present_and_signed() {
 
 #[test]
 fn functions_export_traces_where_there_is_a_collector() {
-    let collector = |endpoint: &str| {
-        Some(Collector::new(endpoint.parse().unwrap(), "0.25".parse().unwrap(), None).unwrap())
+    let trace_collector = |endpoint: &str| {
+        Some(TraceCollector::new(endpoint.parse().unwrap(), "0.25".parse().unwrap(), None).unwrap())
     };
-    let traced = OperatorEnvironment { collector: collector("http://otel.monitoring:4317"), ..around() };
+    let traced = OperatorEnvironment {
+        trace_collector: trace_collector("http://otel.monitoring:4317"),
+        ..environment()
+    };
     let owner = deployment(json!({}));
-    let built_in = |around: &OperatorEnvironment| revision(&owner, "hash", &plan(&owner), around).unwrap();
-    let (plain, with) = (built_in(&around()), built_in(&traced));
+    let built_in =
+        |environment: &OperatorEnvironment| revision(&owner, "hash", &plan(&owner), environment).unwrap();
+    let (plain, with) = (built_in(&environment()), built_in(&traced));
     let pod = with.main.pod(&owner, 0, 0);
-    let environment = pod.spec.unwrap().containers[0].env.clone().unwrap();
+    let variables = pod.spec.unwrap().containers[0].env.clone().unwrap();
     let value = |name: &str| {
-        let found = environment.iter().find(|variable| variable.name == name);
+        let found = variables.iter().find(|variable| variable.name == name);
         found.unwrap_or_else(|| panic!("{name}")).value.clone().unwrap_or_default()
     };
     assert_eq!(value("OTEL_EXPORTER_OTLP_ENDPOINT"), "http://otel.monitoring:4317");
     assert_eq!(value("OTEL_TRACES_SAMPLER_ARG"), "0.25");
     assert!(value("OTEL_RESOURCE_ATTRIBUTES").ends_with(",remoe.deployment=demo"));
-    let at = |name: &str| environment.iter().position(|variable| variable.name == name).unwrap();
+    let at = |name: &str| variables.iter().position(|variable| variable.name == name).unwrap();
     assert!(at("POD_NAME") < at("OTEL_RESOURCE_ATTRIBUTES"), "what stands behind is not put in");
     for function in with.functions() {
         let text = serde_json::to_string(&function.pod(&owner, 0, 0)).unwrap();
@@ -476,9 +480,9 @@ fn functions_export_traces_where_there_is_a_collector() {
     assert!(plain.iter().zip(&with).all(|(plain, with)| plain != with));
     assert_eq!(plain, identities(&built(&owner, &plan(&owner))));
 
-    let opened = |source: &str, around: &OperatorEnvironment| {
+    let opened = |source: &str, environment: &OperatorEnvironment| {
         let owner = deployment(json!({"model": {"source": source}}));
-        let policies = frame(&owner, around).network_policies;
+        let policies = frame(&owner, environment).network_policies;
         let ports = |name: &str| {
             let policy = policies.iter().find(|policy| policy.name_any() == name).unwrap();
             let rules = policy.spec.clone().unwrap().egress.unwrap_or_default();
@@ -487,16 +491,17 @@ fn functions_export_traces_where_there_is_a_collector() {
         (ports("demo-main"), ports("demo-remote-expert"))
     };
     let port = |port: u16, protocol: &str| json!({"port": port, "protocol": protocol});
-    let (experts, nothing) = opened("pvc://models", &around());
+    let (experts, nothing) = opened("pvc://models", &environment());
     assert_eq!((experts.as_array().unwrap().len(), &nothing), (1, &json!([])));
     let with = |rules: &[Value]| (json!([std::slice::from_ref(&experts[0]), rules].concat()), json!(rules));
     let namespace = json!({"matchLabels": {"kubernetes.io/metadata.name": "monitoring"}});
-    let there = json!({"to": [{"namespaceSelector": namespace}], "ports": [port(4317, "TCP")]});
+    let existing = json!({"to": [{"namespaceSelector": namespace}], "ports": [port(4317, "TCP")]});
     let names = json!({"ports": [port(53, "UDP"), port(53, "TCP")]});
-    assert_eq!(opened("pvc://models", &traced), with(&[there, names]));
-    let by_address = OperatorEnvironment { collector: collector("http://10.1.2.3:4317"), ..around() };
-    let there = json!({"to": [{"ipBlock": {"cidr": "10.1.2.3/32"}}], "ports": [port(4317, "TCP")]});
-    assert_eq!(opened("pvc://models", &by_address), with(&[there]));
+    assert_eq!(opened("pvc://models", &traced), with(&[existing, names]));
+    let by_address =
+        OperatorEnvironment { trace_collector: trace_collector("http://10.1.2.3:4317"), ..environment() };
+    let existing = json!({"to": [{"ipBlock": {"cidr": "10.1.2.3/32"}}], "ports": [port(4317, "TCP")]});
+    assert_eq!(opened("pvc://models", &by_address), with(&[existing]));
     let (fetching, _) = opened("hf://one/two", &traced);
     assert!(
         fetching
@@ -514,7 +519,7 @@ fn disk(model: serde_json::Map<String, Value>) -> BTreeMap<String, f64> {
     let main = built(&owner, &plan(&owner)).main.pod(&owner, 0, 0);
     let volumes = main.spec.unwrap().volumes.unwrap().into_iter();
     let limited = volumes.filter_map(|volume| Some((volume.name, volume.empty_dir?.size_limit?)));
-    limited.map(|(name, limit)| (name, amount(&limit).unwrap())).collect()
+    limited.map(|(name, limit)| (name, parse_amount(&limit).unwrap())).collect()
 }
 
 #[test]
@@ -528,7 +533,7 @@ fn caches_have_room_for_the_checkpoint_and_a_limit() {
     assert_eq!(limits["tmp"], 1e9);
     // The example is bfloat16: float32 at most in the checkpoint.
     assert_eq!(limits["cache"], 2.0 * memory + 2e9);
-    // What is quantised takes less memory than it is stored with.
+    // Quantised weights take less memory than storage.
     let quantised = disk([("expertsDtype".to_owned(), json!("int4"))].into_iter().collect());
     assert!(quantised["cache"] > 2e9 && quantised["cache"] < 1e15);
     let claimed = disk([("cacheClaimName".to_owned(), json!("weights"))].into_iter().collect());

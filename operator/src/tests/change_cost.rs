@@ -1,4 +1,4 @@
-//! Toll of a change by plan, beside the functions that start and the bytes that they load.
+//! Cost of a change of plan: functions that start, and bytes that they load.
 
 use crate::manifests::Revision;
 use crate::names::{FUNCTION, label};
@@ -9,20 +9,20 @@ use remoe_api::{DemandPhase, MixOf};
 use serde_json::json;
 use std::collections::BTreeSet;
 
-/// Functions that were started, and bytes of weights that functions loaded.
+/// Started functions, and bytes of weights that they loaded.
 #[derive(Debug, Default, Clone, Copy, PartialEq)]
 struct StartCount {
     starts: f64,
     bytes: f64,
 }
 
-/// Layers and numbers of the experts that are remote.
+/// Returns the remote experts by layer.
 fn remote_experts(revision: &Revision) -> BTreeSet<(u32, u32)> {
     let sets = revision.remote_sets().into_iter();
     sets.flat_map(|set| set.experts.into_iter().map(move |expert| (set.layer, expert))).collect()
 }
 
-/// Lets `steps` seconds pass; counts what starts and loads.
+/// Lets `steps` seconds pass; counts starts and loaded bytes.
 fn count(scene: &mut Scene, steps: usize) -> StartCount {
     let mut counted = StartCount::default();
     let model = scene.world.facts.inspection.clone();
@@ -30,7 +30,7 @@ fn count(scene: &mut Scene, steps: usize) -> StartCount {
     let not_experts = (model.outside_bytes + model.non_expert_layer_bytes.iter().sum::<u64>()) as f64;
     let mut remote = remote_experts(&built(&scene.world.owner, &scene.newest().spec));
     for _ in 0..steps {
-        let (planned, steps) = scene.world.look();
+        let (planned, steps) = scene.world.reconcile();
         let target = planned.target.unwrap().revision;
         let now = remote_experts(&target);
         let mut mains = 0;
@@ -46,7 +46,7 @@ fn count(scene: &mut Scene, steps: usize) -> StartCount {
             let hosted = function.hosted.as_ref().unwrap().sets();
             counted.bytes += hosted.iter().map(|set| set.experts.len()).sum::<usize>() as f64 * expert_bytes;
         }
-        // A main function that stays loads the experts that come home.
+        // A main function that stays loads the experts that become local.
         if mains == 0 {
             counted.bytes += remote.difference(&now).count() as f64 * expert_bytes;
         }

@@ -13,7 +13,7 @@ fn the_committed_definitions_are_the_generated_ones() {
     assert_eq!(files, generated.len(), "crds/ holds something else");
 }
 
-/// Raw numbers have no unit, and more digits than anybody reads.
+/// Raw numbers have no unit, and too many digits.
 #[test]
 fn columns_show_no_fractions() {
     for (name, yaml) in crds().unwrap() {

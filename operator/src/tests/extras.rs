@@ -2,7 +2,7 @@
 
 use crate::manifests::{OperatorEnvironment, PodExtras, inspector, plan_hash, profiler, revision};
 use crate::names::{COMPONENT, FUNCTION};
-use crate::testing::example::{around, deployment, facts, plan};
+use crate::testing::example::{deployment, environment, facts, plan};
 use crate::testing::world::World;
 use crate::write::Write;
 use k8s_openapi::api::core::v1::Pod;
@@ -14,15 +14,15 @@ fn extras(value: &Value) -> PodExtras {
     value.to_string().parse().unwrap()
 }
 
-/// Every kind of pod that there is, of a model that is fetched, where the operator has `extras`.
+/// Returns every kind of pod, for a fetched model and an operator with `extras`.
 fn pods(extras: PodExtras) -> Vec<Pod> {
-    let around = OperatorEnvironment { pods: extras, ..around() };
+    let environment = OperatorEnvironment { pods: extras, ..environment() };
     let owner = deployment(json!({"model": {"source": "s3://bucket/x", "endpoint": "http://minio:9000"}}));
     let plan = plan(&owner);
-    let revision = revision(&owner, &plan_hash(&plan).unwrap(), &plan, &around).unwrap();
+    let revision = revision(&owner, &plan_hash(&plan).unwrap(), &plan, &environment).unwrap();
     let mut all: Vec<Pod> = revision.functions().map(|function| function.pod(&owner, 0, 0)).collect();
-    all.push(inspector(&owner, "subject", 0, &around).unwrap());
-    all.push(profiler(&owner, "subject", 0, &plan, &facts(), &around).unwrap());
+    all.push(inspector(&owner, "subject", 0, &environment).unwrap());
+    all.push(profiler(&owner, "subject", 0, &plan, &facts(), &environment).unwrap());
     all
 }
 
@@ -74,13 +74,13 @@ fn only_what_pods_consist_of_has_them_made_anew() {
     settled.settle();
     let writes = |given: Value| {
         let mut world = settled.clone();
-        world.around.pods = extras(&given);
-        let (_, steps) = world.look();
-        steps.writes
+        world.environment.pods = extras(&given);
+        let (_, diff) = world.reconcile();
+        diff.writes
     };
     assert_eq!(writes(json!({})), []);
     let relabelled = writes(json!({"labels": {"team": "a"}, "annotations": {"owner": "b"}}));
-    let functions = settled.there.pods.iter().filter(|pod| pod.labels().contains_key(FUNCTION)).count();
+    let functions = settled.observed.pods.iter().filter(|pod| pod.labels().contains_key(FUNCTION)).count();
     assert_eq!(relabelled.len(), functions);
     for write in relabelled {
         let Write::Relabel { live, wanted } = write else { panic!("{write:?}") };
@@ -125,14 +125,14 @@ fn what_computes_on_a_gpu_has_the_image_for_it() {
         "pricing": {"gpuHour": "2.5", "gpuMemoryMB": 80_000},
     });
     for (spec, device, main) in [(json!({}), Device::Cpu, "main:1"), (gpu, Device::Cuda, "cuda:1")] {
-        let (owner, around) = (deployment(spec), around());
-        // Where functions are says nothing about what they compute on.
+        let (owner, environment) = (deployment(spec), environment());
+        // The nodes of functions do not affect their hardware profile.
         let plan = MoEPlanSpec { device, ..plan(&deployment(json!({}))) };
-        let revision = revision(&owner, &plan_hash(&plan).unwrap(), &plan, &around).unwrap();
+        let revision = revision(&owner, &plan_hash(&plan).unwrap(), &plan, &environment).unwrap();
         let image = |pod: Pod| pod.spec.unwrap().containers[0].image.clone().unwrap();
         assert_eq!(image(revision.main.pod(&owner, 0, 0)), main);
-        assert_eq!(image(profiler(&owner, "subject", 0, &plan, &facts(), &around).unwrap()), main);
-        assert_eq!(image(inspector(&owner, "subject", 0, &around).unwrap()), "main:1");
+        assert_eq!(image(profiler(&owner, "subject", 0, &plan, &facts(), &environment).unwrap()), main);
+        assert_eq!(image(inspector(&owner, "subject", 0, &environment).unwrap()), "main:1");
         for remote in &revision.remote {
             assert_eq!(image(remote.pod(&owner, 0, 0)), "remote:1");
         }

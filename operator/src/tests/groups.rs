@@ -3,7 +3,7 @@
 use crate::manifests::{BuildError, Revision, budgets, frame, plan_hash, revision};
 use crate::planning::check_hosted;
 use crate::routing::{Generation, RoutedPod};
-use crate::testing::example::{around, built, deployment, facts, plan, plan_of_groups};
+use crate::testing::example::{built, deployment, environment, facts, plan, plan_of_groups};
 use crate::tests::rollout::World;
 use k8s_openapi::api::core::v1::Pod;
 use kube::ResourceExt;
@@ -14,7 +14,7 @@ use remoe_proto::v1::LayerExperts;
 use serde_json::{Value, json};
 use std::collections::BTreeSet;
 
-/// A deployment whose vCPUs are chosen apart from memory.
+/// Deployment whose vCPUs are chosen separately from memory.
 fn apart() -> MoEDeployment {
     let cpu = json!({"min": 250, "max": 4000, "step": 250});
     deployment(json!({"main": {"cpu": cpu}, "remoteExperts": {"cpu": cpu}}))
@@ -68,13 +68,13 @@ fn each_replica_of_a_group_is_a_pod_of_its_size() {
     assert_eq!(argument(&second, "--experts"), plan.groups[1].experts);
     assert_eq!(argument(&second, "--memory-bytes"), "300000000");
     assert_eq!(argument(&second, "--threads"), "1");
-    // Where vCPUs are no decision, memory brings them.
+    // Without separate vCPUs, they follow from memory.
     let owner = deployment(json!({}));
     let revision = built(&owner, &plan_of_groups(&owner, 2));
     assert_eq!(resources(&revision.remote[0].pod(&owner, 0, 0)).0, "300m");
 }
 
-/// Whatever looks at pods of layers looks at pods of groups: policies, Services, budgets, names.
+/// Policies, Services, budgets and names apply to pods of groups like to those of layers.
 #[test]
 fn pods_of_groups_are_seen_as_those_of_layers() {
     let mut owner = apart();
@@ -94,7 +94,7 @@ fn pods_of_groups_are_seen_as_those_of_layers() {
         let selected = |selector: Option<&std::collections::BTreeMap<String, String>>| {
             selector.unwrap().iter().all(|(key, value)| pod.labels().get(key) == Some(value))
         };
-        let frame = frame(&owner, &around());
+        let frame = frame(&owner, &environment());
         let policies = frame.network_policies.iter().filter(|policy| {
             selected(policy.spec.as_ref().unwrap().pod_selector.as_ref().unwrap().match_labels.as_ref())
         });
@@ -159,21 +159,21 @@ fn corrupt_generation_is_not_pushed() {
     assert!(refused.to_string().contains("expert listing"), "{refused}");
 }
 
-/// `plan` with its groups changed.
-fn spoiled(plan: &MoEPlanSpec, change: impl FnOnce(&mut Value)) -> MoEPlanSpec {
+/// Returns `plan` with its groups changed.
+fn corrupted(plan: &MoEPlanSpec, change: impl FnOnce(&mut Value)) -> MoEPlanSpec {
     let mut value = serde_json::to_value(plan).unwrap();
     change(&mut value["groups"]);
     serde_json::from_value(value).unwrap()
 }
 
 fn refusal(owner: &MoEDeployment, plan: &MoEPlanSpec) -> String {
-    match revision(owner, &plan_hash(plan).unwrap(), plan, &around()) {
+    match revision(owner, &plan_hash(plan).unwrap(), plan, &environment()) {
         Err(BuildError::Experts(message)) => message,
         other => panic!("{other:?}"),
     }
 }
 
-/// Plans are read from the API, and others may have written them.
+/// Plans are read from the API, where others may write them.
 #[test]
 fn stored_groups_that_cannot_be_are_refused_by_name() {
     let owner = apart();
@@ -198,17 +198,17 @@ fn stored_groups_that_cannot_be_are_refused_by_name() {
             all
         });
         let groups: Vec<Value> = groups.collect();
-        let message = refusal(&owner, &spoiled(&plan, |value| *value = json!(groups)));
+        let message = refusal(&owner, &corrupted(&plan, |value| *value = json!(groups)));
         assert!(message.contains(words), "{message}");
     }
     let one = serde_json::to_value(&plan.groups[0]).unwrap();
-    let many = spoiled(&plan, |groups| *groups = json!(vec![one; 100_000]));
+    let many = corrupted(&plan, |groups| *groups = json!(vec![one; 100_000]));
     assert_eq!(refusal(&owner, &many), "expected at most 64 groups, got 100000");
-    // Each of them could be, together they are more than any model has.
+    // Each one is valid, but together they exceed any model.
     let all: Vec<Value> = (0..64)
         .map(|layer: u32| json!({"experts": format!("{layer}:0-65535"), "memoryMB": 300, "replicas": 1}))
         .collect();
-    let large = spoiled(&plan, |groups| *groups = json!(all));
+    let large = corrupted(&plan, |groups| *groups = json!(all));
     assert_eq!(refusal(&owner, &large), "expected at most 262144 remote experts");
     let both = MoEPlanSpec { remote: crate::testing::example::plan(&owner).remote, ..plan.clone() };
     assert!(refusal(&owner, &both).contains("layers or of groups, got both"));
@@ -223,7 +223,7 @@ fn stored_groups_that_cannot_be_are_refused_by_name() {
 #[test]
 fn sizes_at_their_limits_are_built_all_the_same() {
     let owner = apart();
-    let plan = spoiled(&plan_of_groups(&owner, 1), |groups| {
+    let plan = corrupted(&plan_of_groups(&owner, 1), |groups| {
         groups[0]["memoryMB"] = json!(u32::MAX);
         groups[0]["cpuMillicores"] = json!(u32::MAX);
         groups[0]["replicas"] = json!(64);
@@ -247,13 +247,13 @@ fn experts_that_the_model_does_not_have_are_named() {
         ("2:7-8", "layer 2 has no expert 8, expected ids below 8"),
         ("1:0-70000", "expert listing"),
     ] {
-        let bad = spoiled(&good, |groups| groups[2]["experts"] = json!(experts));
+        let bad = corrupted(&good, |groups| groups[2]["experts"] = json!(experts));
         let refused = check_hosted(&bad, &model).unwrap_err();
         assert!(refused.contains(words), "{refused}");
     }
 }
 
-/// A plan that another writer spoiled does not keep a new one from being made.
+/// A corrupted plan does not block a new one.
 #[test]
 fn a_previous_plan_that_cannot_be_is_none() {
     let owner = deployment(json!({}));
@@ -261,7 +261,7 @@ fn a_previous_plan_that_cannot_be_is_none() {
     let fresh = planning.solve(None, Budget::UNLIMITED).unwrap();
     let good = plan_of_groups(&owner, 2);
     for experts in ["9:0", "1:0-60000", "nonsense", ""] {
-        let bad = spoiled(&good, |groups| groups[0]["experts"] = json!(experts));
+        let bad = corrupted(&good, |groups| groups[0]["experts"] = json!(experts));
         assert_eq!(planning.solve(Some(&bad), Budget::UNLIMITED).unwrap(), fresh, "{experts}");
     }
     assert_eq!(parse_listing("1:0").unwrap().len(), 1);

@@ -1,8 +1,8 @@
 //! Deployments that come and go beside another tenant's.
 
-use crate::conversations::{Conversations, Partner};
+use crate::main_pollers::{MainPollers, PolledMain};
 use crate::testing::example::deployment;
-use crate::tests::api_server::told::RecordingMain;
+use crate::tests::api_server::routing_push::RecordingMain;
 use kube::runtime::reflector::ObjectRef;
 use remoe_test_support::hostile::{Cases, chart_limit, has_grown_little, resident};
 use serde_json::json;
@@ -11,11 +11,11 @@ use std::time::Duration;
 use tokio::runtime::Handle;
 use tokio::time::{sleep, timeout};
 
-/// Longer than anything takes.
+/// Timeout of every wait.
 const LONG: Duration = Duration::from_secs(30);
 
-fn partner(uid: String, ip: IpAddr) -> Partner {
-    Partner { uid, ip, order: None, starting: true, watched: None }
+fn polled_main(uid: String, ip: IpAddr) -> PolledMain {
+    PolledMain { uid, ip, order: None, starting: true, watched: None }
 }
 
 #[tokio::test]
@@ -24,37 +24,38 @@ async fn created_and_deleted_deployments_leave_no_task() {
     let neighbour = deployment(json!({}));
     let ip = "127.78.0.8";
     let _main = RecordingMain::at(ip).await;
-    let (conversations, mut news) = Conversations::new();
-    let keep = || conversations.keep(&neighbour, vec![partner("honest".into(), ip.parse().unwrap())], None);
+    let (main_pollers, mut reconcile_requests) = MainPollers::new();
+    let keep =
+        || main_pollers.poll_only(&neighbour, vec![polled_main("honest".into(), ip.parse().unwrap())], None);
     let tasks = || Handle::current().metrics().num_alive_tasks();
     let (before, bytes) = (tasks(), resident());
     for number in 0..cases.count() {
         let mut dice = cases.choices(number);
         let mut owner = deployment(json!({}));
-        // Some come back under the name of one before.
+        // Some reuse an earlier name.
         owner.metadata.name = Some(format!("hostile-{}", dice.below(cases.count())));
         owner.metadata.uid = Some(format!("uid-{number}"));
         let pods = (0..dice.below(200)).map(|pod| {
             // Nothing listens there.
             let ip = Ipv4Addr::new(127, 79, dice.draw() as u8, dice.draw() as u8);
-            partner(format!("{number}-{pod}"), ip.into())
+            polled_main(format!("{number}-{pod}"), ip.into())
         });
-        conversations.keep(&owner, pods.collect(), None);
+        main_pollers.poll_only(&owner, pods.collect(), None);
         if number % 16 == 0 {
             keep();
             sleep(Duration::from_millis(1)).await;
         }
-        conversations.end(&ObjectRef::from_obj(&owner));
-        assert!(conversations.heard(&owner).is_empty());
+        main_pollers.end(&ObjectRef::from_obj(&owner));
+        assert!(main_pollers.observations(&owner).is_empty());
     }
     keep();
-    let heard = async {
-        while conversations.heard(&neighbour)["honest"].in_force.is_none() {
-            news.recv().await.unwrap();
+    let observed_in_force = async {
+        while main_pollers.observations(&neighbour)["honest"].in_force.is_none() {
+            reconcile_requests.recv().await.unwrap();
         }
     };
-    timeout(LONG, heard).await.expect("another tenant's main function is heard");
-    conversations.end(&ObjectRef::from_obj(&neighbour));
+    timeout(LONG, observed_in_force).await.expect("another tenant's main function is heard");
+    main_pollers.end(&ObjectRef::from_obj(&neighbour));
     let ended = async {
         while tasks() > before {
             sleep(Duration::from_millis(5)).await;

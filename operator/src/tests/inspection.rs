@@ -1,9 +1,9 @@
-use crate::facts::{FactsError, MAX_FACTS, ModelFacts};
-use crate::inspection::{Inspecting, inspecting};
-use crate::manifests::{inspector, inspector_place};
+use crate::facts::{FactsError, MAX_FACTS_BYTES, ModelFacts};
+use crate::inspection::{InspectionState, inspection_state};
+use crate::manifests::{inspector, inspector_pod_place};
 use crate::names::Component;
-use crate::one_shot::{OneShotState, useless};
-use crate::testing::example::{around, deployment, facts};
+use crate::one_shot::{OneShotState, obsolete_pods};
+use crate::testing::example::{deployment, environment, facts};
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::api::core::v1::Pod;
 use serde_json::json;
@@ -15,7 +15,7 @@ fn now() -> Timestamp {
 }
 
 fn pod(incarnation: u32, status: serde_json::Value) -> Pod {
-    let mut pod = inspector(&deployment(json!({})), SUBJECT, incarnation, &around()).unwrap();
+    let mut pod = inspector(&deployment(json!({})), SUBJECT, incarnation, &environment()).unwrap();
     pod.metadata.uid = Some(format!("pod-{incarnation}"));
     pod.status = Some(serde_json::from_value(status).unwrap());
     pod
@@ -35,10 +35,10 @@ fn failed(seconds_ago: i64) -> serde_json::Value {
     })
 }
 
-fn look(pods: &[Pod]) -> OneShotState {
-    match inspecting(None, pods, "uid-1", &inspector_place("demo", SUBJECT), now()) {
-        Inspecting::Sent(one_shot) => one_shot,
-        Inspecting::Known(facts) => panic!("not inspected yet: {facts:?}"),
+fn one_shot_state(pods: &[Pod]) -> OneShotState {
+    match inspection_state(None, pods, "uid-1", &inspector_pod_place("demo", SUBJECT), now()) {
+        InspectionState::Inspecting(one_shot) => one_shot,
+        InspectionState::Known(facts) => panic!("not inspected yet: {facts:?}"),
     }
 }
 
@@ -49,14 +49,25 @@ fn only_counted_pods_of_the_deployment_are_followed() {
         pod.metadata.owner_references.as_mut().unwrap()[0].uid = "uid-0".to_owned();
         pod
     };
-    assert_eq!(look(&[of_another(u32::MAX)]), OneShotState::Start { incarnation: 0, after: None });
-    assert_eq!(look(&[of_another(0), of_another(1)]), OneShotState::Start { incarnation: 2, after: None });
-    // With our own reference, but a number that was never reached.
+    assert_eq!(one_shot_state(&[of_another(u32::MAX)]), OneShotState::Start { incarnation: 0, after: None });
+    assert_eq!(
+        one_shot_state(&[of_another(0), of_another(1)]),
+        OneShotState::Start { incarnation: 2, after: None }
+    );
+    // With the right owner reference, but a number that was never reached.
     let forged = pod(u32::MAX, failed(1000));
-    assert_eq!(look(std::slice::from_ref(&forged)), OneShotState::Start { incarnation: 0, after: None });
-    assert_eq!(look(&[forged, pod(0, json!({"phase": "Running"}))]), OneShotState::Waiting { trouble: None });
-    // A clock that is ahead does not keep the operator from trying again.
-    let OneShotState::Failed { retry_at, .. } = look(&[pod(0, failed(-1_000_000))]) else { panic!() };
+    assert_eq!(
+        one_shot_state(std::slice::from_ref(&forged)),
+        OneShotState::Start { incarnation: 0, after: None }
+    );
+    assert_eq!(
+        one_shot_state(&[forged, pod(0, json!({"phase": "Running"}))]),
+        OneShotState::Waiting { issue: None }
+    );
+    // A clock that is ahead does not prevent retries.
+    let OneShotState::Failed { retry_at, .. } = one_shot_state(&[pod(0, failed(-1_000_000))]) else {
+        panic!()
+    };
     assert!(retry_at <= now().checked_add(SignedDuration::from_secs(300)).unwrap());
 }
 
@@ -89,18 +100,18 @@ fn facts_of_no_possible_model_are_refused() {
 
 #[test]
 fn failed_inspector_reports_cause_and_is_retried_after_backoff() {
-    assert_eq!(look(&[]), OneShotState::Start { incarnation: 0, after: None });
-    assert_eq!(look(&[pod(0, json!({"phase": "Running"}))]), OneShotState::Waiting { trouble: None });
-    let OneShotState::Failed { trouble, .. } = look(&[pod(0, failed(1))]) else { panic!() };
+    assert_eq!(one_shot_state(&[]), OneShotState::Start { incarnation: 0, after: None });
+    assert_eq!(one_shot_state(&[pod(0, json!({"phase": "Running"}))]), OneShotState::Waiting { issue: None });
+    let OneShotState::Failed { issue, .. } = one_shot_state(&[pod(0, failed(1))]) else { panic!() };
+    assert_eq!((issue.reason, issue.message.as_str()), ("ModelUnreadable", "no config.json in /models/demo"));
+    assert!(matches!(
+        one_shot_state(&[pod(0, failed(20))]),
+        OneShotState::Start { incarnation: 1, after: Some(_) }
+    ));
+    // Pauses grow with each attempt.
+    assert!(matches!(one_shot_state(&[pod(3, failed(20))]), OneShotState::Failed { .. }));
     assert_eq!(
-        (trouble.reason, trouble.message.as_str()),
-        ("ModelUnreadable", "no config.json in /models/demo")
-    );
-    assert!(matches!(look(&[pod(0, failed(20))]), OneShotState::Start { incarnation: 1, after: Some(_) }));
-    // The further, the longer.
-    assert!(matches!(look(&[pod(3, failed(20))]), OneShotState::Failed { .. }));
-    assert_eq!(
-        look(&[pod(3, json!({"phase": "Succeeded"}))]),
+        one_shot_state(&[pod(3, json!({"phase": "Succeeded"}))]),
         OneShotState::Done { pod: "demo-inspect-0123456789-3".to_owned() }
     );
 }
@@ -108,13 +119,13 @@ fn failed_inspector_reports_cause_and_is_retried_after_backoff() {
 #[test]
 fn inspectors_of_no_use_go() {
     let over = |pods: &[Pod], owner, subject, state: Option<&OneShotState>| {
-        useless(pods, owner, Component::Inspector, state.map(|state| (subject, state)))
+        obsolete_pods(pods, owner, Component::Inspector, state.map(|state| (subject, state)))
     };
     let pods = [pod(0, json!({"phase": "Succeeded"}))];
     assert_eq!(over(&pods, "uid-1", SUBJECT, None).len(), 1);
     assert_eq!(over(&pods, "another", SUBJECT, None).len(), 0);
-    assert_eq!(useless(&pods, "uid-1", Component::Profiler, None).len(), 0);
-    let waiting = OneShotState::Waiting { trouble: None };
+    assert_eq!(obsolete_pods(&pods, "uid-1", Component::Profiler, None).len(), 0);
+    let waiting = OneShotState::Waiting { issue: None };
     assert_eq!(over(&pods, "uid-1", SUBJECT, Some(&waiting)).len(), 0);
     assert_eq!(over(&pods, "uid-1", "another one", Some(&waiting)).len(), 1);
 }
@@ -125,7 +136,7 @@ fn facts_are_read_from_a_log_and_kept_for_their_subject() {
     let read = ModelFacts::from_log(&format!("{{\"level\":\"INFO\"}}\n{line}\nbye\n")).unwrap();
     assert_eq!(read, facts());
     assert_eq!(ModelFacts::from_log("nothing"), Err(FactsError::Missing));
-    let long = format!("{{\"x\":\"{}\"}}", "y".repeat(MAX_FACTS));
+    let long = format!("{{\"x\":\"{}\"}}", "y".repeat(MAX_FACTS_BYTES));
     assert!(matches!(ModelFacts::from_log(&long), Err(FactsError::TooLarge { .. })));
     let record = facts().record(&deployment(json!({})), SUBJECT).unwrap();
     assert_eq!(record.spec.about, "mixtral in bfloat16, 4 layers, 8 experts");

@@ -14,19 +14,19 @@ use serde_json::{Value, json};
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-/// A main function works on so many requests at the same time.
+/// Batch size of a main function.
 const ROOM: u32 = 32;
 
 struct Scene {
     world: World,
-    /// Requests, and how long there have been how many.
+    /// Number of requests, and its integral over time.
     requests: u32,
     occupied: u64,
-    /// How much remote functions compute for each main function, in seconds a second, by the names of functions.
+    /// Compute seconds per second of remote functions for each main function, by function name.
     busy: BTreeMap<String, f64>,
     computed: BTreeMap<String, Duration>,
     age: u64,
-    /// When the last request was there.
+    /// Time of the last request.
     active: Timestamp,
 }
 
@@ -39,11 +39,11 @@ impl Scene {
         let mut world = World::with_gateways(spec, &["a"]);
         world.facts = facts;
         world.settle();
-        let (busy, computed, active) = (BTreeMap::new(), BTreeMap::new(), world.there.now);
+        let (busy, computed, active) = (BTreeMap::new(), BTreeMap::new(), world.observed.now);
         Self { world, requests: 0, occupied: 0, busy, computed, age: 0, active }
     }
 
-    /// So many seconds with what there is; the gateway speaks every ten, the main functions every fifteen.
+    /// Lets `seconds` pass; the gateway reports every ten seconds, main functions every fifteen.
     fn pass(&mut self, seconds: u64) {
         for _ in 0..seconds {
             if self.age.is_multiple_of(10) {
@@ -52,8 +52,8 @@ impl Scene {
             if self.age.is_multiple_of(15) {
                 self.hear();
             }
-            let (_, steps) = self.world.look();
-            self.world.write(&steps, usize::MAX);
+            let (_, diff) = self.world.reconcile();
+            self.world.write(&diff, usize::MAX);
             self.world.run();
             self.age += 1;
             self.occupied += u64::from(self.requests);
@@ -64,7 +64,7 @@ impl Scene {
     }
 
     fn say(&mut self) {
-        let now = self.world.there.now;
+        let now = self.world.observed.now;
         let turn = self.world.demand().spec.turn;
         let running = self.requests.min(ROOM);
         if self.requests > 0 {
@@ -85,22 +85,22 @@ impl Scene {
         });
     }
 
-    /// One main function says what the remote ones did; the first replica of each did all of it.
+    /// One main function reports the work of remote ones, all done by the first replica.
     fn hear(&mut self) {
         let address = |pod: &Pod| Some(format!("{}:9001", pod.status.as_ref()?.pod_ip.as_ref()?));
         let computed = self.computed.iter().filter_map(|(function, computed)| {
-            let mut pods = self.world.there.pods.iter();
+            let mut pods = self.world.observed.pods.iter();
             let pod = pods.find(|pod| label(&pod.metadata, FUNCTION) == function)?;
             Some((address(pod)?, *computed))
         });
         let worked =
             RemoteWorkReport { age: Duration::from_secs(100 + self.age), computed: computed.collect() };
         let Some(main) = self.pods(Component::Main).first().and_then(|pod| pod.uid()) else { return };
-        self.world.there.heard.entry(main).or_default().worked = Some(worked);
+        self.world.observed.main_observations.entry(main).or_default().worked = Some(worked);
     }
 
     fn pods(&self, component: Component) -> Vec<&Pod> {
-        let pods = self.world.there.pods.iter();
+        let pods = self.world.observed.pods.iter();
         pods.filter(|pod| label(&pod.metadata, COMPONENT) == component.name()).collect()
     }
 
@@ -109,7 +109,7 @@ impl Scene {
     }
 
     fn uids(&self) -> BTreeSet<String> {
-        self.world.there.pods.iter().filter_map(ResourceExt::uid).collect()
+        self.world.observed.pods.iter().filter_map(ResourceExt::uid).collect()
     }
 }
 
@@ -143,8 +143,8 @@ fn main_functions_follow_requests_and_go_a_window_later() {
     scene.pass(140);
     assert_eq!(scene.mains(), 1);
     assert!(before.is_subset(&scene.uids()), "the first went on all the time");
-    let (_, steps) = scene.world.look();
-    assert!(steps.settled && steps.writes.is_empty(), "{:?}", steps.writes);
+    let (_, diff) = scene.world.reconcile();
+    assert!(diff.settled && diff.writes.is_empty(), "{:?}", diff.writes);
 }
 
 #[test]
@@ -161,7 +161,7 @@ fn who_waits_while_functions_start_gets_as_many_as_that_takes() {
 #[test]
 fn busiest_remote_function_gets_replica_without_new_plan() {
     let mut scene = Scene::of(large(), remote(json!({"max": 3, "memoryMB": 100_000})));
-    let plans = scene.world.there.plans.len();
+    let plans = scene.world.observed.plans.len();
     let functions: Vec<String> = scene
         .pods(Component::RemoteExpert)
         .iter()
@@ -181,12 +181,12 @@ fn busiest_remote_function_gets_replica_without_new_plan() {
     };
     assert!(of_first(&scene) >= 2, "{}", of_first(&scene));
     assert!(scene.pods(Component::RemoteExpert).len() < 2 * count, "not all of them");
-    // Main functions were told, and nothing else changed.
-    let routing = scene.world.there.routing.as_ref().unwrap();
-    let told = serde_json::to_string(routing).unwrap();
+    // Only routing changed.
+    let routing = scene.world.observed.routing.as_ref().unwrap();
+    let generation_text = serde_json::to_string(routing).unwrap();
     let pods = scene.pods(Component::RemoteExpert);
-    assert!(pods.iter().all(|pod| told.contains(&pod.name_any())), "{told}");
-    assert_eq!(scene.world.there.plans.len(), plans);
+    assert!(pods.iter().all(|pod| generation_text.contains(&pod.name_any())), "{generation_text}");
+    assert_eq!(scene.world.observed.plans.len(), plans);
     assert!(before.is_subset(&scene.uids()));
     scene.busy.values_mut().for_each(|busy| *busy = 0.0);
     scene.requests = 0;
@@ -209,7 +209,7 @@ fn memory_bounds_what_load_may_ask_for() {
     assert_eq!(scene.pods(Component::RemoteExpert).len(), functions.len());
 }
 
-/// A pod that another writer put there, with a replica number that is out of range.
+/// Foreign pod with a replica number that is out of range.
 #[test]
 fn a_forged_replica_asks_for_nothing() {
     let mut scene = Scene::new(json!({"scaling": {"min": 1, "max": 3}}));
@@ -219,7 +219,7 @@ fn a_forged_replica_asks_for_nothing() {
     forged.metadata.name = Some(format!("{place}-4294967295-0"));
     forged.metadata.uid = Some("forged".to_owned());
     forged.labels_mut().insert("remoe.dev/replica".to_owned(), "4294967295".to_owned());
-    scene.world.there.pods.push(forged);
+    scene.world.observed.pods.push(forged);
     scene.pass(5);
     assert!(scene.mains() <= 4, "{}", scene.mains());
 }

@@ -76,7 +76,7 @@ fn plans_are_for_the_positions_that_the_spec_asks_for() {
     assert_ne!(own.inputs, shorter.inputs);
     let too_many = Planning::new("demo", &asked(1025).spec, &facts(), &prior()).unwrap_err();
     assert!(too_many.to_string().starts_with("spec.model.maxModelLen is 1025"), "{too_many}");
-    // More than are served otherwise, where the model was made for more.
+    // More positions than the default, if the model supports them.
     let facts = ModelFacts {
         inspection: Inspection { served_context: Some(256), ..facts().inspection },
         revision: None,
@@ -105,7 +105,7 @@ fn keys_and_values_have_room_for_all_requests_that_run_at_once() {
     assert_eq!(workload(None), eight, "eight where nothing is said");
     assert!(eight.main.limit_mb >= one.main.limit_mb);
     assert_ne!(one.inputs, eight.inputs);
-    // As int8 they take 34 bytes for 32 elements of two bytes.
+    // As int8 they take 34 bytes per 32 elements of two bytes.
     let int8 = plan(&deployment(json!({"model": {"kvCacheDtype": "int8"}})));
     let elements = 1536 / if facts().inspection.dtype == "float32" { 4 } else { 2 };
     assert_eq!(int8.main.kv_cache_bytes, elements * 34 / 32 * (8 * (96 + 52) + 31 * 8));
@@ -113,7 +113,7 @@ fn keys_and_values_have_room_for_all_requests_that_run_at_once() {
     let unsaid = plan(&deployment(json!({})));
     assert_eq!(unsaid.workload.concurrency, 8);
     assert_eq!(unsaid.main.kv_cache_bytes, cache(8 * (96 + 52), 8));
-    // More sequences than a main function takes by itself.
+    // More sequences than the default batch size.
     let owner = deployment(json!({}));
     let batch = |plan: &MoEPlanSpec| {
         let pod = built(&owner, plan).main.pod(&owner, 0, 0);
@@ -130,7 +130,7 @@ fn inputs_tell_plans_apart_and_nothing_else_does() {
     let base = inputs(json!({}));
     assert_eq!(base, inputs(json!({"servedName": "another"})));
     assert_ne!(base, inputs(json!({"pricing": {"cpuCoreHour": "0.05"}})));
-    // Scaling is no other plan.
+    // Scaling does not change the plan.
     assert_eq!(base, inputs(json!({"replicas": 2})));
     let cpu = json!({"min": 500, "max": 4000});
     assert_ne!(base, inputs(json!({"main": {"cpu": cpu}, "remoteExperts": {"cpu": cpu}})));
@@ -162,7 +162,7 @@ fn figures_of_another_device_are_not_planned_with() {
     let on_gpu = |known: &KnownProfile| Planning::new("demo", &deployment(gpu.clone()).spec, &facts(), known);
     let refused = on_gpu(&prior()).unwrap_err();
     assert!(refused.to_string().contains("without a GPU"), "{refused}");
-    // A main function on a GPU has LibTorch in its memory, whatever else was measured.
+    // A main function on a GPU has LibTorch in memory, whatever else was measured.
     let memory = prior().profile.memory;
     let profile = Profile { memory, ..Profile::prior_on_gpu(&facts().inspection, "bfloat16") };
     let both = KnownProfile { profile, ..prior() };
@@ -241,7 +241,7 @@ fn sleeping_groups_cost_only_while_awake_and_have_own_limits() {
     assert_eq!(idle(&spec(sleeps(), json!({}))), Some(60.0));
     assert_eq!(idle(&spec(json!({"min": 0}), json!({}))), Some(600.0));
     assert_eq!(idle(&spec(json!({"min": 1, "idleWindow": "1m"}), json!({}))), None);
-    // What sleeps costs the time that it is awake: a request a part of what it costs where nothing ever sleeps.
+    // A sleeping deployment costs only while awake: a fraction per request of one that never sleeps.
     let measured = KnownProfile { source: ProfileSource::Measured, ..prior() };
     let solve = |owner: &MoEDeployment| {
         Planning::new("demo", &owner.spec, &facts(), &measured).unwrap().solve(None, Budget::UNLIMITED)
@@ -249,7 +249,7 @@ fn sleeping_groups_cost_only_while_awake_and_have_own_limits() {
     let cost = |owner| solve(&owner).unwrap().numbers.costs.total;
     let (asleep, awake) = (cost(spec(sleeps(), json!({}))), cost(spec(json!({}), json!({}))));
     assert!(asleep < 0.6 * awake, "{asleep} of {awake}");
-    // Limits of those that find it asleep.
+    // Limits of requests that meet a cold start.
     let limits = json!({"coldTtft": "30s", "coldPercent": "2.5"});
     let slo = planning(&spec(sleeps(), limits.clone())).problem().slo;
     assert_eq!((slo.cold_ttft_seconds, slo.cold_share), (Some(30.0), Some(0.025)));
@@ -276,15 +276,14 @@ fn a_plan_says_whether_remote_experts_pay() {
     assert!(cheapest.cost <= rival.cost, "{auto:?}");
     let words = if auto.pays { "Remote experts pay:" } else { "Remote experts do not pay:" };
     assert!(auto.sentence.starts_with(words) && auto.sentence.chars().count() <= MAX_VERDICT, "{auto:?}");
-    // Whatever the spec allows: who asks for none is told what they would be worth, and who asks for them what they cost.
+    // The verdict covers remote experts even if the spec excludes them, and local ones if it requires remote ones.
     assert_eq!(verdict("Never").rival.map(|rival| is_remote(rival.way)), Some(!auto.pays));
     assert_eq!(verdict("Always").pays, auto.pays);
     // A plan on a prior has no verdict.
     assert_eq!(plan(&deployment(json!({}))).verdict, None);
 }
 
-/// The verdict of a plan that follows while main functions serve: they stay as large as they are, and those of the
-/// other ways do not.
+/// The verdict of a plan made while main functions serve: only its own main functions keep their size.
 #[test]
 fn a_plan_that_follows_is_beside_what_there_would_be_without_it() {
     let mut facts = facts();
@@ -297,7 +296,7 @@ fn a_plan_that_follows_is_beside_what_there_would_be_without_it() {
     let known = KnownProfile { profile, source: ProfileSource::Measured };
     let planning = Planning::new("demo", &owner.spec, &facts, &known).unwrap();
     let first = planning.solve(None, Budget::UNLIMITED).unwrap();
-    // What is remote turns out to be what all requests use.
+    // All requests turn out to use the remote experts.
     let sets = built(&owner, &first).remote_sets();
     let weights = |layer: u32| {
         let remote = &sets.iter().find(|set| set.layer == layer).unwrap().experts;
@@ -315,7 +314,7 @@ fn a_plan_that_follows_is_beside_what_there_would_be_without_it() {
     assert!(ways.contains(&Some(ServingWay::Mix)), "all experts beside a larger main function: {verdict:?}");
 }
 
-/// The API server refuses these too; what is stored may be older than its rules.
+/// The API server refuses these too, but stored objects may predate its rules.
 #[test]
 fn a_field_that_cannot_be_is_named() {
     let with_arrivals = |arrivals: serde_json::Value| {

@@ -1,8 +1,8 @@
-//! Views of pods, from their status.
+//! Views of pods.
 
 use crate::pods::PodView;
+use crate::status_issue::StatusIssue;
 use crate::testing::example::{built, deployment, plan};
-use crate::trouble::Trouble;
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::api::core::v1::Pod;
 use serde_json::{Value, json};
@@ -15,7 +15,7 @@ fn ago(seconds: i64) -> String {
     now().checked_sub(SignedDuration::from_secs(seconds)).unwrap().to_string()
 }
 
-/// A main function that has not been ready for `seconds`, with these fields in its status.
+/// Returns a main function that has been unready for `seconds`, with these status fields.
 fn unready(seconds: i64, fields: Value) -> PodView {
     let owner = deployment(json!({}));
     let mut pod: Pod = built(&owner, &plan(&owner)).main.pod(&owner, 0, 0);
@@ -31,7 +31,7 @@ fn unready(seconds: i64, fields: Value) -> PodView {
         status[key] = value.clone();
     }
     pod.status = Some(serde_json::from_value(status).unwrap());
-    PodView::of(&pod, "uid-1", now()).unwrap()
+    PodView::from_pod(&pod, "uid-1", now()).unwrap()
 }
 
 fn container(started: bool, state: Value) -> Value {
@@ -54,7 +54,7 @@ fn a_function_that_is_not_ready_for_a_while_is_waited_for() {
     }
     let silent = unready(90, json!({}));
     assert_eq!(reason(&silent), Some("NotReady"));
-    assert!(silent.fault.as_ref().is_some_and(Trouble::is_presumed));
+    assert!(silent.fault.as_ref().is_some_and(StatusIssue::is_presumed));
 }
 
 #[test]

@@ -1,7 +1,7 @@
 use crate::manifests::{OperatorEnvironment, profiler};
 use crate::planning::{KnownProfile, Planning, PlanningError};
-use crate::profiling::{from_log, measured, record, shared_with, subject, supplied};
-use crate::testing::example::{around, deployment, facts, plan};
+use crate::profiling::{from_log, measured, record, subject, supplied, with_added_owner};
+use crate::testing::example::{deployment, environment, facts, plan};
 use k8s_openapi::api::core::v1::ConfigMap;
 use kube::{Resource, ResourceExt};
 use remoe_api::{Device, MoEDeployment, MoEDeploymentSpec, MoEPlanSpec, ProfileSource, SloSpec};
@@ -9,7 +9,7 @@ use remoe_hardware::{DeviceTimes, Origin, Profile};
 use remoe_planner::Budget;
 use serde_json::{Value, json};
 
-/// A profile as a profiler would have made it.
+/// Profile like that of a profiler.
 fn profile() -> Profile {
     Profile { origin: Origin::Measured, ..Profile::prior(&facts().inspection, "bfloat16") }
 }
@@ -36,7 +36,7 @@ fn what_would_be_measured_alike_is_measured_once() {
     assert_ne!(base, of(json!({"main": {"template": {"runtimeClassName": "gvisor"}}})));
 }
 
-/// An upgrade, and what only says who runs, leave every figure as it was.
+/// An upgrade, and fields about accounts or priorities, keep the profile.
 #[test]
 fn what_does_not_touch_the_hardware_keeps_its_figures() {
     let base = of(json!({}));
@@ -45,20 +45,21 @@ fn what_does_not_touch_the_hardware_keeps_its_figures() {
         "tolerations": [{"key": "gpu", "operator": "Exists"}], "affinity": {"podAntiAffinity": {}},
     });
     assert_eq!(base, of(json!({"main": {"template": template}})));
-    // More memory than vCPUs are measured for changes nothing.
+    // Memory beyond the measured vCPUs changes nothing.
     let memory = |max: u32| of(json!({"main": {"memoryMB": {"min": 200, "max": max, "step": 100}}}));
     assert_eq!(memory(8_000), memory(40_000));
     let mut annotated = deployment(json!({}));
     annotated.metadata.annotations = Some([("team".to_owned(), "a".to_owned())].into());
     annotated.metadata.labels = Some([("team".to_owned(), "a".to_owned())].into());
     assert_eq!(base, subject(&annotated, &facts()).unwrap());
-    // The pods that are made differ with the image, what they measure does not.
-    let upgraded = OperatorEnvironment { main_image: "main:2".to_owned(), ..around() };
+    // Pods differ with the image; the measured subject does not.
+    let upgraded = OperatorEnvironment { main_image: "main:2".to_owned(), ..environment() };
     let owner = deployment(json!({}));
-    let pod =
-        |around: &OperatorEnvironment| profiler(&owner, &base, 0, &plan(&owner), &facts(), around).unwrap();
-    assert_ne!(pod(&around()), pod(&upgraded));
-    assert_eq!(pod(&around()).name_any(), pod(&upgraded).name_any());
+    let pod = |environment: &OperatorEnvironment| {
+        profiler(&owner, &base, 0, &plan(&owner), &facts(), environment).unwrap()
+    };
+    assert_ne!(pod(&environment()), pod(&upgraded));
+    assert_eq!(pod(&environment()).name_any(), pod(&upgraded).name_any());
 }
 
 #[test]
@@ -87,13 +88,13 @@ fn a_profile_stays_for_all_that_use_it_and_goes_with_the_last() {
         ..first.clone()
     };
     let kept = record(&first, "0123456789", &profile()).unwrap();
-    assert!(shared_with(&kept, &first).is_none());
-    let shared = shared_with(&kept, &second).unwrap();
+    assert!(with_added_owner(&kept, &first).is_none());
+    let shared = with_added_owner(&kept, &second).unwrap();
     let owners: Vec<_> = shared.owner_references().iter().map(|owner| owner.uid.as_str()).collect();
     assert_eq!(owners, ["uid-1", "uid-2"]);
-    // No controller: none of them may take it along alone.
+    // No controller, so that it is deleted only with the last owner.
     assert!(shared.owner_references().iter().all(|owner| owner.controller.is_none()));
-    assert!(shared_with(&shared, &second).is_none());
+    assert!(with_added_owner(&shared, &second).is_none());
 }
 
 #[test]
@@ -102,7 +103,7 @@ fn the_last_profile_in_a_log_counts() {
     let log = format!("{{\"level\":\"INFO\"}}\n{line}\n{{\"level\":\"INFO\"}}\nbye\n");
     assert_eq!(from_log(&log), Some(profile()));
     assert_eq!(from_log("{}\nnothing"), None);
-    // What a pod prints has no bound of its own; what is kept has.
+    // Output of pods is unbounded; stored profiles are bounded.
     let mut large = profile();
     large.machine.cpu = "x".repeat(1 << 20);
     assert_eq!(from_log(&serde_json::to_string(&large).unwrap()), None);
@@ -129,7 +130,7 @@ fn a_supplied_profile_that_is_not_there_is_named() {
 fn a_profiler_is_where_main_functions_are() {
     let template = json!({"nodeSelector": {"pool": "large"}, "serviceAccountName": "reader"});
     let owner = deployment(json!({"main": {"template": template, "memoryMB": {"min": 200, "max": 40000}}}));
-    let pod = profiler(&owner, "0123456789", 1, &plan(&owner), &facts(), &around()).unwrap();
+    let pod = profiler(&owner, "0123456789", 1, &plan(&owner), &facts(), &environment()).unwrap();
     assert_eq!(pod.name_any(), "remoe-profile-0123456789-1");
     assert!(pod.owner_references().iter().all(|owner| owner.controller == Some(true)));
     assert_eq!(pod.meta().labels.as_ref().unwrap()["app.kubernetes.io/component"], "profiler");
@@ -140,11 +141,11 @@ fn a_profiler_is_where_main_functions_are() {
     let container = &spec.containers[0];
     assert_eq!(container.image.as_deref(), Some("main:1"));
     let limits = container.resources.as_ref().unwrap().limits.as_ref().unwrap();
-    // As many vCPUs as main functions may have, up to eight; the weights, and room beside them.
+    // The vCPUs of main functions, up to eight; memory for the weights, and more.
     assert_eq!((limits["cpu"].0.as_str(), limits["memory"].0.as_str()), ("8", "2504M"));
 }
 
-/// A deployment whose main functions take the one GPU that there is.
+/// Deployment whose main functions occupy the only GPU.
 fn on_gpu() -> MoEDeployment {
     deployment(json!({
         "main": {"device": "cuda", "gpu": {"resource": "example.com/gpu", "count": 1}},
@@ -156,7 +157,7 @@ fn on_gpu() -> MoEDeployment {
 fn profiler_of_a_gpu_deployment_needs_no_gpu() {
     let owner = on_gpu();
     let plan = MoEPlanSpec { device: Device::Cuda, ..plan(&deployment(json!({}))) };
-    let pod = profiler(&owner, "0123456789", 0, &plan, &facts(), &around()).unwrap();
+    let pod = profiler(&owner, "0123456789", 0, &plan, &facts(), &environment()).unwrap();
     let spec = pod.spec.unwrap();
     let container = &spec.containers[0];
     let resources = container.resources.clone().unwrap();
@@ -165,15 +166,15 @@ fn profiler_of_a_gpu_deployment_needs_no_gpu() {
     }
     let arguments = container.args.as_ref().unwrap().join(" ");
     assert!(arguments.contains("--device cuda --assume-device"), "{arguments}");
-    // It runs beside the main function, although nodes with GPUs keep other pods away, and sees no GPU there.
+    // It runs beside the main function despite the taint of GPU nodes, and sees no GPU.
     let tolerated = spec.tolerations.unwrap();
     assert!(tolerated.iter().any(|taint| taint.key.as_deref() == Some("example.com/gpu")), "{tolerated:?}");
     assert!(spec.affinity.unwrap().pod_affinity.is_some());
     let hidden = container.env.iter().flatten().find(|variable| variable.name == "NVIDIA_VISIBLE_DEVICES");
     assert_eq!(hidden.unwrap().value.as_deref(), Some("void"));
-    // Without a GPU nothing of that is said.
+    // Without a GPU, none of that applies.
     let owner = deployment(json!({}));
-    let pod = profiler(&owner, "0123456789", 0, &self::plan(&owner), &facts(), &around()).unwrap();
+    let pod = profiler(&owner, "0123456789", 0, &self::plan(&owner), &facts(), &environment()).unwrap();
     let arguments = pod.spec.unwrap().containers[0].args.clone().unwrap().join(" ");
     assert!(!arguments.contains("--assume-device"), "{arguments}");
 }
@@ -195,7 +196,7 @@ fn assumed_times_of_a_gpu_make_plans_as_a_prior_does() {
         assert_eq!(planning.problem().device, remoe_planner::Device::Gpu);
         planning.solve(None, Budget::UNLIMITED)
     };
-    // A limit that assumed figures miss is a warning, one that measured figures miss is not kept.
+    // A limit missed by assumed figures is a warning; one missed by measured figures is an error.
     let plan = solved(assumed).unwrap();
     assert!(plan.warning.is_some() && plan.verdict.is_none(), "{plan:?}");
     assert!(matches!(solved(measured), Err(PlanningError::Infeasible(_))));

@@ -1,13 +1,13 @@
 //! The pure step of pods and routing in a simulated cluster, with faults and interrupted steps.
 
-use crate::fleet::{OtherFunctions, SilentFunctions};
+use crate::fleet::{FunctionCounts, OtherDeployments};
 use crate::manifests::{Function, Hosted, Revision};
 use crate::names::PodName;
 use crate::pods::PodView;
-use crate::rollout::{Creation, Rollout, RolloutInput, orders, step};
-use crate::routing::{Generation, MOST_GENERATIONS, RoutingTable};
+use crate::rollout::{Creation, Rollout, RolloutInput, desired_generations, step};
+use crate::routing::{Generation, MAX_GENERATION, RoutingTable};
+use crate::status_issue::{NOT_READY, StatusIssue};
 use crate::testing::example::{built, deployment, plan, plan_of_groups};
-use crate::trouble::{NOT_READY, Trouble};
 use crate::write::Deletion;
 use jiff::{SignedDuration, Timestamp};
 use proptest::prelude::*;
@@ -17,24 +17,24 @@ use serde_json::json;
 use std::collections::BTreeMap;
 use std::sync::LazyLock;
 
-/// More than any rollout here takes.
+/// Maximum steps of a rollout.
 const ENOUGH: usize = 400;
 
-/// A cluster in which every pod starts, works and ends as it should, unless it is told otherwise.
+/// Cluster in which every pod works, unless told otherwise.
 pub struct World {
     pub target: Revision,
     strategy: RolloutStrategy,
-    certified: bool,
-    others: OtherFunctions,
+    main_certificate_ready: bool,
+    others: OtherDeployments,
     pub table: RoutingTable,
     pub pods: Vec<PodView>,
     now: Timestamp,
     uids: u32,
-    /// Generation that each main function has in force, by the uid of its pod.
+    /// Generation in force in each main function, by the UID of its pod.
     in_force: BTreeMap<String, Generation>,
 }
 
-/// Returns the number and the placement by which a main function reports a generation.
+/// Returns the number and the placement that a main function reports for a generation.
 fn named(generation: &Generation) -> (u64, String) {
     (generation.number, generation.placement().unwrap())
 }
@@ -44,8 +44,8 @@ impl World {
         Self {
             target,
             strategy: RolloutStrategy::Surge,
-            certified: true,
-            others: OtherFunctions::default(),
+            main_certificate_ready: true,
+            others: OtherDeployments::default(),
             table: RoutingTable::default(),
             pods: Vec::new(),
             now: "2026-01-01T00:00:00Z".parse().unwrap(),
@@ -55,7 +55,7 @@ impl World {
     }
 
     pub fn steps(&mut self) -> Rollout {
-        // Main functions are asked before every step.
+        // Main functions are polled before every step.
         let newest = self.table.newest();
         for pod in self.pods.iter_mut().filter(|pod| pod.in_force.is_some()) {
             let (number, placement) = self.in_force.get(&pod.uid).map(named).unwrap_or_default();
@@ -66,7 +66,7 @@ impl World {
             deployment: "demo",
             target: &self.target,
             strategy: self.strategy,
-            certified: self.certified,
+            main_certificate_ready: self.main_certificate_ready,
             table: &self.table,
             pods: &self.pods,
             others: self.others,
@@ -75,7 +75,7 @@ impl World {
         step(scene).unwrap()
     }
 
-    /// Makes one step, or its first `writes` writes.
+    /// Makes one step, or only its first `writes` writes.
     fn act(&mut self, steps: &Rollout, writes: usize) {
         let mut left = writes;
         let mut may = || {
@@ -92,12 +92,12 @@ impl World {
         if let Some(table) = steps.table.as_ref().filter(|_| may()) {
             self.table = table.clone();
         }
-        let told: Vec<(String, Generation)> = pushes(&self.table, &self.pods)
+        let pushed_numbers: Vec<(String, Generation)> = pushes(&self.table, &self.pods)
             .into_iter()
             .filter(|_| may())
             .map(|(pod, generation)| (pod.uid.clone(), generation.clone()))
             .collect();
-        for (uid, generation) in told {
+        for (uid, generation) in pushed_numbers {
             self.tell(&uid, generation);
         }
         // The next step reads it again.
@@ -127,7 +127,7 @@ impl World {
             restarts: 0,
             faulty_at: None,
             fault: None,
-            trouble: None,
+            issue: None,
             in_force: None,
             placement: String::new(),
         });
@@ -175,7 +175,7 @@ impl World {
         }
     }
 
-    /// Overwrites the number of every generation in the durable copy with `number`, as another writer could.
+    /// Overwrites the number of every stored generation with `number`, as another writer could.
     fn poison(&mut self, number: u64) {
         let mut table = self.table.clone();
         for generation in table.entries.values_mut() {
@@ -186,13 +186,13 @@ impl World {
     }
 
     fn write(&mut self, table: &RoutingTable) {
-        // What was spoiled is not written before it is healed.
-        if !table.spoiled {
+        // A corrupted table is not written before it is healed.
+        if !table.corrupted {
             self.table = RoutingTable::from_record(&table.record(&deployment(json!({}))));
         }
     }
 
-    /// Makes a pod beside the one at `index`.
+    /// Creates a pod beside the one at `index`.
     fn stranger(&mut self, index: usize, incarnation: u32, owned: bool) {
         let Some(pod) = self.pods.get(index % self.pods.len().max(1)).cloned() else { return };
         let name = PodName { incarnation, ..pod.name.clone() };
@@ -200,7 +200,7 @@ impl World {
             return;
         }
         self.uids += 1;
-        let fault = Some(Trouble::new("PodFailed", "it never worked"));
+        let fault = Some(StatusIssue::new("PodFailed", "it never worked"));
         let uid = format!("stranger-{}", self.uids);
         let ready = false;
         self.pods.push(PodView { name, uid, owned, ends_by: None, ready, fault, in_force: None, ..pod });
@@ -220,7 +220,7 @@ impl World {
         panic!("not settled: {:#?}", self.steps());
     }
 
-    /// Main functions that answer.
+    /// Returns the main functions that answer.
     fn serving(&self) -> usize {
         self.pods.iter().filter(|pod| pod.is_main && pod.is_sound() && pod.ready).count()
     }
@@ -249,13 +249,13 @@ impl World {
     }
 }
 
-/// The main functions that are told of a generation: those that are known to be behind it.
+/// Returns the main functions that get a generation: those known to be behind.
 fn pushes<'a>(table: &'a RoutingTable, pods: &'a [PodView]) -> Vec<(&'a PodView, &'a Generation)> {
-    let known = orders(table, pods).filter_map(|(pod, generation)| Some((pod, generation?)));
+    let known = desired_generations(table, pods).filter_map(|(pod, generation)| Some((pod, generation?)));
     known.filter(|(pod, generation)| pod.in_force.is_some_and(|number| number < generation.number)).collect()
 }
 
-/// Reports if main functions are told that the endpoint hosts the experts of `function`.
+/// Returns whether `generation` says that the endpoint hosts the experts of `function`.
 fn hosted(endpoint: &Endpoint, function: &Function) -> bool {
     match function.hosted.as_ref().unwrap() {
         Hosted::Layer(set) => endpoint.layers == [set.layer] && endpoint.experts.is_empty(),
@@ -285,7 +285,7 @@ fn planned_revisions() -> Vec<Revision> {
     let of_layers = specs.map(|spec| {
         let owner = deployment(spec);
         let mut plan = plan(&owner);
-        // The planner sees no use for replicas here; routing has to do with them all the same.
+        // The planner uses no replicas here, but routing must handle them.
         plan.remote.iter_mut().for_each(|part| part.replicas = 1 + part.layer % 2);
         built(&owner, &plan)
     });
@@ -296,7 +296,7 @@ fn planned_revisions() -> Vec<Revision> {
     of_layers.into_iter().chain(of_groups).collect()
 }
 
-/// Something that happens to a pod.
+/// Fault of a pod.
 #[derive(Debug, Clone)]
 enum PodIncident {
     Crash(usize),
@@ -307,13 +307,13 @@ enum PodIncident {
     Target(usize),
     Step(usize),
     LoseTable,
-    /// Another writer overwrote the numbers in the durable copy with this one.
+    /// Another writer overwrote the stored numbers with this one.
     Poison(u64),
-    /// Another writer made a pod of this incarnation at the place of another, with or without our reference.
+    /// Another writer created a pod of this incarnation at the place of another, with or without the owner reference.
     Stranger(usize, u32, bool),
 }
 
-fn happening() -> impl Strategy<Value = PodIncident> {
+fn event() -> impl Strategy<Value = PodIncident> {
     prop_oneof![
         1 => (0..12_usize).prop_map(PodIncident::Crash),
         1 => (0..12_usize).prop_map(PodIncident::Evict),
@@ -330,17 +330,10 @@ fn happening() -> impl Strategy<Value = PodIncident> {
 }
 
 fn number() -> impl Strategy<Value = u64> {
-    prop_oneof![
-        0..20_u64,
-        Just(MOST_GENERATIONS),
-        Just(MOST_GENERATIONS + 1),
-        Just(u64::MAX - 1),
-        Just(u64::MAX)
-    ]
+    prop_oneof![0..20_u64, Just(MAX_GENERATION), Just(MAX_GENERATION + 1), Just(u64::MAX - 1), Just(u64::MAX)]
 }
 
-/// Main functions that another writer gave a placement get theirs back, with a greater number, also where the other
-/// placement has the number of theirs.
+/// Main functions with a foreign placement get theirs back with a higher number, even if both have the same number.
 #[test]
 fn foreign_placement_is_replaced() {
     for beyond in [0, 1, 1 << 32] {
@@ -362,13 +355,13 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 512, ..ProptestConfig::default() })]
 
     #[test]
-    fn whatever_happens_it_ends_as_wanted(happenings in prop::collection::vec(happening(), 0..60)) {
+    fn whatever_happens_it_ends_as_wanted(events in prop::collection::vec(event(), 0..60)) {
         let revisions = revisions();
         let mut world = World::new(revisions[0].clone());
-        for happening in happenings {
+        for event in events {
             let pods = world.pods.len().max(1);
-            match happening {
-                // A step of which only the first writes were made: the operator was killed.
+            match event {
+                // The operator was killed after the first writes of a step.
                 PodIncident::Step(writes) => { let steps = world.steps(); world.act(&steps, writes) }
                 PodIncident::Run => world.run(),
                 PodIncident::Target(index) => world.target = revisions[index].clone(),
@@ -377,7 +370,7 @@ proptest! {
                 PodIncident::Stranger(index, incarnation, owned) => world.stranger(index, incarnation, owned),
                 PodIncident::Crash(index) | PodIncident::Evict(index) => {
                     if let Some(pod) = world.pods.get_mut(index % pods) {
-                        pod.fault = Some(Trouble::new("CrashLooping", "it crashed"));
+                        pod.fault = Some(StatusIssue::new("CrashLooping", "it crashed"));
                         pod.ready = false;
                     }
                 }
@@ -424,7 +417,7 @@ fn the_first_generation_waits_for_every_remote_function() {
     let steps = world.steps();
     world.act(&steps, usize::MAX);
     world.run();
-    // Everything is ready but one.
+    // Everything but one function is ready.
     let late = world.pods.iter().position(|pod| !pod.is_main).unwrap();
     world.pods[late].ready = false;
     assert_eq!(world.steps().table, None);
@@ -456,7 +449,7 @@ fn failing_replica_slot_is_refilled_with_growing_backoff() {
         world.act(&steps, usize::MAX);
         world.run();
         for pod in &mut world.pods {
-            pod.fault = Some(Trouble::new("CrashLooping", "it crashed"));
+            pod.fault = Some(StatusIssue::new("CrashLooping", "it crashed"));
         }
     }
     let gaps: Vec<i64> =
@@ -466,8 +459,8 @@ fn failing_replica_slot_is_refilled_with_growing_backoff() {
     assert!(created.windows(2).all(|pair| pair[0].1 < pair[1].1));
 }
 
-/// There is no second device: main functions of two revisions never stand beside each other, and those that
-/// serve do so until everything but their successors is ready.
+/// There is no second device: main functions of two revisions never exist together, and the old ones serve until
+/// everything but their successors is ready.
 #[test]
 fn recreated_main_functions_never_stand_beside_those_before() {
     for index in 1..9 {
@@ -500,7 +493,7 @@ fn recreated_main_functions_never_stand_beside_those_before() {
     }
 }
 
-/// No main function that serves ends for one that would wait for its certificate.
+/// No serving main function ends for one that would wait for its certificate.
 #[test]
 fn main_functions_stay_while_others_would_find_no_certificate() {
     let mut world = World::new(revisions()[0].clone());
@@ -508,7 +501,7 @@ fn main_functions_stay_while_others_would_find_no_certificate() {
     world.settle();
     let moves = |revision: &&Revision| revision.main.identity != revisions()[0].main.identity;
     world.target = revisions().iter().find(moves).unwrap().clone();
-    world.certified = false;
+    world.main_certificate_ready = false;
     let before = world.serving();
     for _ in 0..ENOUGH {
         let steps = world.steps();
@@ -516,8 +509,8 @@ fn main_functions_stay_while_others_would_find_no_certificate() {
         assert_eq!(world.serving(), before);
         world.run();
     }
-    // The endpoint goes away for as long as its successor starts: there is no second device.
-    world.certified = true;
+    // The endpoint is unavailable while its successor starts, as there is no second device.
+    world.main_certificate_ready = true;
     for _ in 0..ENOUGH {
         let steps = world.steps();
         world.act(&steps, usize::MAX);
@@ -529,28 +522,28 @@ fn main_functions_stay_while_others_would_find_no_certificate() {
     world.check_settled();
 }
 
-/// The numbers that main functions are told next, by the name of their pods.
-fn told(world: &World, steps: &Rollout) -> Vec<u64> {
+/// Returns the numbers pushed next, by pod name.
+fn pushed_numbers(world: &World, steps: &Rollout) -> Vec<u64> {
     let table = steps.table.as_ref().unwrap_or(&world.table);
     pushes(table, &world.pods).iter().map(|(_, generation)| generation.number).collect()
 }
 
 #[test]
 fn numbers_out_of_sequence_are_replaced() {
-    for number in [u64::MAX, u64::MAX - 1, MOST_GENERATIONS + 1, MOST_GENERATIONS - 1] {
+    for number in [u64::MAX, u64::MAX - 1, MAX_GENERATION + 1, MAX_GENERATION - 1] {
         let mut world = World::new(revisions().remove(1));
         world.settle();
         world.poison(number);
-        assert!(world.table.spoiled && world.table.entries.is_empty());
-        // One that may know better says nothing: nothing is written, and nothing told.
+        assert!(world.table.corrupted && world.table.entries.is_empty());
+        // A main function that may know higher numbers does not answer: nothing is written or pushed.
         let silent = world.pods.iter().position(|pod| pod.is_main).unwrap();
         world.pods[silent].in_force = None;
         let steps = world.steps();
-        assert_eq!((&steps.table, told(&world, &steps)), (&None, vec![]));
+        assert_eq!((&steps.table, pushed_numbers(&world, &steps)), (&None, vec![]));
         world.pods[silent].in_force = Some(0);
         world.pods[silent].placement = String::new();
         let steps = world.steps();
-        assert_eq!(told(&world, &steps), [2, 2]);
+        assert_eq!(pushed_numbers(&world, &steps), [2, 2]);
         world.act(&steps, usize::MAX);
         world.settle();
         world.check_settled();
@@ -569,7 +562,7 @@ fn a_main_function_that_nothing_can_follow_is_replaced_alone() {
     let foreign: Vec<&PodView> = world.pods.iter().filter(|pod| pod.fault.is_some()).collect();
     assert!(foreign.len() == 1 && foreign[0].is_main, "{foreign:?}");
     let foreign = foreign[0].uid.clone();
-    // In a world whose numbers no step of a sound one reaches.
+    // In a world with numbers that no healthy one reaches.
     world.in_force.remove(&foreign);
     world.settle();
     world.check_settled();
@@ -579,10 +572,10 @@ fn a_main_function_that_nothing_can_follow_is_replaced_alone() {
     assert_ne!(*left[0], foreign);
 }
 
-/// Has the pods at `indices` be silent.
-fn silence(world: &mut World, indices: &[usize]) {
+/// Makes the pods at `indices` unready.
+fn function_counts(world: &mut World, indices: &[usize]) {
     for &index in indices {
-        world.pods[index].fault = Some(Trouble::new(NOT_READY, "silent"));
+        world.pods[index].fault = Some(StatusIssue::new(NOT_READY, "silent"));
         world.pods[index].ready = false;
     }
 }
@@ -594,123 +587,122 @@ fn pods_that_fall_silent_together_are_left_alone() {
     let count = world.pods.len();
     assert!(count >= 6, "{count} pods");
     let many: Vec<usize> = (0..=count / 3).collect();
-    silence(&mut world, &many);
+    function_counts(&mut world, &many);
     let steps = world.steps();
     assert_eq!((steps.create.len(), steps.delete.len()), (0, 0));
-    assert_eq!(steps.held.as_ref().map(|held| held.reason), Some("ManyNotReady"));
+    assert_eq!(steps.paused.as_ref().map(|held| held.reason), Some("ManyNotReady"));
     assert!(!steps.settled);
-    // They speak again.
+    // They are ready again.
     for pod in &mut world.pods {
         pod.fault = None;
     }
     world.settle();
     world.check_settled();
     assert!(world.pods.iter().all(|pod| pod.name.incarnation == 0), "nothing was replaced");
-    // Those that certainly ended are replaced, however many they are.
+    // Pods that certainly ended are all replaced.
     for pod in &mut world.pods {
-        pod.fault = Some(Trouble::new("PodFailed", "evicted"));
+        pod.fault = Some(StatusIssue::new("PodFailed", "evicted"));
         pod.ready = false;
     }
     let steps = world.steps();
-    assert_eq!((steps.create.len(), steps.held), (count, None));
+    assert_eq!((steps.create.len(), steps.paused), (count, None));
 }
 
-/// The way to the nodes is cut for two minutes: of every deployment one function is silent.
+/// A network partition of two minutes: one function of every deployment is unready.
 #[test]
 fn functions_of_many_silent_deployments_are_not_replaced() {
     let mut world = World::new(revisions().remove(1));
     world.settle();
-    silence(&mut world, &[0]);
+    function_counts(&mut world, &[0]);
     assert_eq!(world.steps().create.len(), 1);
-    world.others.namespace = SilentFunctions { there: 40, silent: 20, coming: 0 };
+    world.others.namespace = FunctionCounts { functions: 40, unready: 20, replacing: 0 };
     for _ in 0..120 {
         let steps = world.steps();
         assert_eq!((steps.create.len(), steps.delete.len()), (0, 0));
-        assert_eq!(steps.held.as_ref().map(|held| held.reason), Some("ManyNotReady"));
+        assert_eq!(steps.paused.as_ref().map(|held| held.reason), Some("ManyNotReady"));
         world.act(&steps, usize::MAX);
         world.now = world.now.checked_add(SignedDuration::from_secs(1)).unwrap();
     }
-    // A node that is gone for good says so itself.
-    world.pods[0].fault = Some(Trouble::new("NodeLost", "node lost"));
+    // A lost node is reported as such.
+    world.pods[0].fault = Some(StatusIssue::new("NodeLost", "node lost"));
     assert_eq!(world.steps().create.len(), 1);
     // Others are being replaced already.
-    silence(&mut world, &[0]);
-    world.others.namespace = SilentFunctions { there: 40, silent: 2, coming: 11 };
+    function_counts(&mut world, &[0]);
+    world.others.namespace = FunctionCounts { functions: 40, unready: 2, replacing: 11 };
     assert_eq!(world.steps().create.len(), 0);
-    world.others.namespace.coming = 9;
+    world.others.namespace.replacing = 9;
     assert_eq!(world.steps().create.len(), 1);
 }
 
 /// Returns the state of deployments in other namespaces than the world's own.
-fn elsewhere(silences: &[(&str, SilentFunctions)]) -> OtherFunctions {
-    OtherFunctions::of("default", silences.iter().copied())
+fn elsewhere(silences: &[(&str, FunctionCounts)]) -> OtherDeployments {
+    OtherDeployments::sum("default", silences.iter().copied())
 }
 
-/// The way to the nodes is cut, and each tenant has one small deployment.
+/// A network partition, and each tenant has one small deployment.
 #[test]
 fn functions_of_many_silent_namespaces_are_not_replaced() {
     let mut world = World::new(revisions().remove(1));
     world.settle();
-    silence(&mut world, &[0]);
+    function_counts(&mut world, &[0]);
     let (silent, sound) = (
-        SilentFunctions { there: 4, silent: 2, coming: 0 },
-        SilentFunctions { there: 4, silent: 1, coming: 0 },
+        FunctionCounts { functions: 4, unready: 2, replacing: 0 },
+        FunctionCounts { functions: 4, unready: 1, replacing: 0 },
     );
-    world.others =
-        elsewhere(&[("a", silent), ("b", silent), ("c", sound), ("d", SilentFunctions::default())]);
+    world.others = elsewhere(&[("a", silent), ("b", silent), ("c", sound), ("d", FunctionCounts::default())]);
     let steps = world.steps();
     assert_eq!((steps.create.len(), steps.delete.len()), (0, 0));
-    assert_eq!(steps.held.as_ref().map(|held| held.reason), Some("ManyNotReady"));
+    assert_eq!(steps.paused.as_ref().map(|held| held.reason), Some("ManyNotReady"));
     // Two of six are not many.
     world.others = elsewhere(&[("a", silent), ("b", silent), ("c", sound), ("d", sound), ("e", sound)]);
     assert_eq!(world.steps().create.len(), 1);
 }
 
-/// A tenant whose functions all fail, in however many deployments, leaves others their replacements.
+/// A tenant whose functions all fail leaves others their replacements.
 #[test]
 fn failures_in_one_namespace_delay_no_other_namespace() {
     let mut world = World::new(revisions().remove(1));
     world.settle();
-    silence(&mut world, &[0]);
-    let broken = SilentFunctions { there: 50, silent: 50, coming: 0 };
-    let endless = SilentFunctions { there: 50, silent: 0, coming: 50 };
+    function_counts(&mut world, &[0]);
+    let broken = FunctionCounts { functions: 50, unready: 50, replacing: 0 };
+    let endless = FunctionCounts { functions: 50, unready: 0, replacing: 50 };
     for others in [[broken, broken], [endless, endless], [broken, endless]] {
-        let others = others.map(|silence| ("tenant", silence));
+        let others = others.map(|function_counts| ("tenant", function_counts));
         world.others = elsewhere(&others);
         let steps = world.steps();
-        assert_eq!((steps.create.len(), &steps.held), (1, &None), "{others:?}");
-        // Of its own namespace it is not left alone by them.
-        world.others = OtherFunctions::of("tenant", others);
+        assert_eq!((steps.create.len(), &steps.paused), (1, &None), "{others:?}");
+        // Within its own namespace it is affected.
+        world.others = OtherDeployments::sum("tenant", others);
         assert_eq!(world.steps().create.len(), 0, "{others:?}");
     }
-    // Nor do many tenants together, each of which has what it may have; but no more than one is left then.
+    // Neither do many such tenants together; but then only one replacement is left.
     let tenants: Vec<String> = (0..40).map(|number| format!("tenant-{number}")).collect();
-    let one = SilentFunctions { there: 1, silent: 0, coming: 1 };
-    silence(&mut world, &[0, 1]);
-    world.others = OtherFunctions::of("default", tenants.iter().map(|tenant| (tenant.as_str(), one)));
+    let one = FunctionCounts { functions: 1, unready: 0, replacing: 1 };
+    function_counts(&mut world, &[0, 1]);
+    world.others = OtherDeployments::sum("default", tenants.iter().map(|tenant| (tenant.as_str(), one)));
     let steps = world.steps();
     assert_eq!(steps.create.len(), 1);
     world.act(&steps, usize::MAX);
     assert_eq!(world.steps().create.len(), 0);
 }
 
-/// Whatever the deployment itself has room for, what is on its way in its namespace counts, and so does what is elsewhere.
+/// Pending replacements of the namespace count, and so do those elsewhere.
 #[test]
 fn replacements_are_limited_in_a_namespace_and_among_all() {
     let mut world = World::new(revisions().remove(1));
     world.settle();
     let count = world.pods.len();
-    silence(&mut world, &[0, 1]);
-    let mut left = |namespace: SilentFunctions, others: &[(&str, SilentFunctions)]| {
-        world.others = OtherFunctions { namespace, ..elsewhere(others) };
+    function_counts(&mut world, &[0, 1]);
+    let mut left = |namespace: FunctionCounts, others: &[(&str, FunctionCounts)]| {
+        world.others = OtherDeployments { namespace, ..elsewhere(others) };
         world.steps().create.len()
     };
-    let of = |there, coming| SilentFunctions { there, silent: 0, coming };
+    let of = |existing, coming| FunctionCounts { functions: existing, unready: 0, replacing: coming };
     let at_once = (count / 4).max(1);
-    assert_eq!(left(SilentFunctions::default(), &[]), at_once);
+    assert_eq!(left(FunctionCounts::default(), &[]), at_once);
     assert_eq!(left(of(2, 3), &[]), 0);
     assert_eq!(left(of(400, 3), &[]), at_once);
-    // Elsewhere a quarter of each counts at most, so that what a namespace may have is there for it.
+    // Elsewhere at most a quarter of each namespace counts, so that a namespace keeps its share.
     assert_eq!(left(of(400, 3), &[("a", of(4, 4)), ("b", of(4, 4))]), at_once);
 }
 
@@ -718,9 +710,9 @@ fn replacements_are_limited_in_a_namespace_and_among_all() {
 fn silent_pods_are_replaced_one_after_the_other() {
     let mut world = World::new(revisions().remove(1));
     world.settle();
-    silence(&mut world, &[0, 1]);
+    function_counts(&mut world, &[0, 1]);
     let steps = world.steps();
-    assert_eq!((steps.create.len(), &steps.held), (1, &None));
+    assert_eq!((steps.create.len(), &steps.paused), (1, &None));
     assert!(steps.delete.iter().all(|deletion| deletion.grace_seconds == Some(45)));
     world.act(&steps, usize::MAX);
     // The first of them loads.

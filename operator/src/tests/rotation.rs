@@ -1,6 +1,6 @@
 //! Certificates of a deployment after a rotation of its identities.
 
-use crate::identity::{IssuerRef, StoredCertificate, certificate, due, identity_of};
+use crate::identity::{IssuerRef, StoredCertificate, certificate, identity_of, renewal_reason};
 use crate::names::Component;
 use crate::testing::example::deployment;
 use crate::testing::world::World;
@@ -28,13 +28,13 @@ fn rotation_gives_functions_another_name() {
         assert_eq!(name(&rotated(""), part), name(&before, part));
         let (one, two) = (name(&rotated("2026-01-01T00:00:00Z"), part), name(&rotated("2"), part));
         assert!(one != name(&before, part) && two != name(&before, part) && one != two);
-        // It is read as it is written, whatever the annotation says.
+        // The identity survives a round trip, whatever the annotation says.
         for at in ["2", "é/../\u{0}", &"x".repeat(9000)] {
             let named = name(&rotated(at), part);
             assert_eq!(named.to_string().parse::<Identity>().ok(), Some(named));
         }
     }
-    // Main and remote functions of one rotation know each other.
+    // Main and remote functions of one rotation trust each other.
     let owner = rotated("2");
     assert_eq!(name(&owner, Component::Main).remote(), Some(name(&owner, Component::RemoteExpert)));
 }
@@ -47,10 +47,10 @@ fn certificates_are_issued_again_after_a_rotation() {
         let old = identity_of(&deployment(json!({})), part);
         let new = identity_of(&rotated("2"), part);
         let held = StoredCertificate::new(authority.sign(&old, LIFE).unwrap(), root);
-        let why = |wanted: &Identity| due(Some(&held), wanted, root, LIFE, SystemTime::now());
+        let why = |wanted: &Identity| renewal_reason(Some(&held), wanted, root, LIFE, SystemTime::now());
         assert_eq!(why(&old), None);
         assert!(why(&new).is_some_and(|reason| reason.to_string().contains("another identity")));
-        // Of cert-manager as well.
+        // The same applies to cert-manager.
         let issuer = IssuerRef { name: "ca".to_owned(), kind: "Issuer".to_owned() };
         let asked = |owner: &MoEDeployment| {
             let object = certificate(owner, part, &identity_of(owner, part), &issuer, LIFE);
@@ -69,11 +69,11 @@ fn gateways_ask_for_the_name_after_a_rotation() {
         mains.map(|main| main.identity.clone().unwrap()).collect::<Vec<_>>()
     };
     let before = asked(&world);
-    let pods = world.there.pods.clone();
+    let pods = world.observed.pods.clone();
     world.owner.annotations_mut().insert(IDENTITY_ROTATED_AT.to_owned(), "2".to_owned());
     world.settle();
     let after = asked(&world);
     assert_eq!(after, [identity_of(&world.owner, Component::Main).to_string()]);
     assert_ne!(before, after);
-    assert_eq!(world.there.pods.len(), pods.len(), "no pod is replaced");
+    assert_eq!(world.observed.pods.len(), pods.len(), "no pod is replaced");
 }

@@ -1,4 +1,4 @@
-//! Scaling: more or fewer functions that are alike, and nothing else.
+//! Scaling changes only the number of replicas.
 
 use crate::manifests::{Revision, plan_hash, plan_object};
 use crate::rollout::revision_hash;
@@ -18,7 +18,7 @@ fn identities(revision: &Revision) -> Vec<String> {
 #[test]
 fn counts_of_functions_are_no_part_of_a_plans_name() {
     let (one, many) = (plan_of_groups(&scaled(1), 2), plan_of_groups(&scaled(5), 2));
-    // Reserved functions are shared by more main functions: the figures differ, the plan does not.
+    // More main functions share the reserved functions: the figures differ, the plan does not.
     assert_eq!(one.inputs, many.inputs);
     assert_eq!(plan_hash(&one).unwrap(), plan_hash(&many).unwrap());
     assert_eq!(
@@ -32,7 +32,7 @@ fn counts_of_functions_are_no_part_of_a_plans_name() {
     let mut more = layered.clone();
     more.remote.iter_mut().for_each(|part| part.replicas += 3);
     assert_eq!(plan_hash(&layered).unwrap(), plan_hash(&more).unwrap());
-    // Where experts are, and how large functions are, is what a plan says.
+    // A plan defines the placement of experts and the sizes of functions.
     let change = |change: fn(&mut MoEPlanSpec)| {
         let mut other = one.clone();
         change(&mut other);
@@ -46,7 +46,7 @@ fn counts_of_functions_are_no_part_of_a_plans_name() {
     assert_ne!(base, change(|plan| plan.inputs = "others".to_owned()));
 }
 
-/// The plan that is there is the one for the scaled deployment: it is found by its inputs.
+/// The existing plan applies to the scaled deployment: it is found by its inputs.
 #[test]
 fn a_scaled_deployment_has_the_same_inputs_and_functions() {
     let (one, many) = (scaled(1), scaled(64));
@@ -69,12 +69,12 @@ fn pods_stay_while_others_come_and_go() {
     world.settle();
     let before = uids(&world);
     let main = world.target.main.identity.clone();
-    let told = world.table.entries[&main].clone();
-    // More main functions: none is told anything new.
+    let current_generation = world.table.entries[&main].clone();
+    // More main functions: nothing new is pushed.
     world.target = built(&scaled(3), &plan);
     world.settle();
     world.check_settled();
-    assert_eq!(world.table.entries[&main], told);
+    assert_eq!(world.table.entries[&main], current_generation);
     assert!(before.iter().all(|uid| uids(&world).contains(uid)));
     assert_eq!(uids(&world).len(), before.len() + 2);
     // More of a group: the same revision, with more endpoints.
@@ -84,8 +84,11 @@ fn pods_stay_while_others_come_and_go() {
     world.settle();
     world.check_settled();
     let grown = &world.table.entries[&main];
-    assert_eq!((&grown.plan, &grown.revision, &grown.groups), (&told.plan, &told.revision, &told.groups));
-    assert_eq!(grown.endpoints.len(), told.endpoints.len() + 2);
+    assert_eq!(
+        (&grown.plan, &grown.revision, &grown.groups),
+        (&current_generation.plan, &current_generation.revision, &current_generation.groups)
+    );
+    assert_eq!(grown.endpoints.len(), current_generation.endpoints.len() + 2);
     assert!(before.iter().all(|uid| uids(&world).contains(uid)));
     // And back.
     world.target = built(&owner, &plan);

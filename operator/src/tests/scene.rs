@@ -1,4 +1,4 @@
-//! A deployment in a cluster in memory whose plans follow what requests use.
+//! Deployment in a cluster in memory whose plans follow expert usage.
 
 use crate::names::{COMPONENT, Component, label};
 use crate::testing::example::large;
@@ -10,11 +10,11 @@ use remoe_api::{DemandPhase, GatewayDemand, MoEPlan, ProfileSource, RequestMix};
 use serde_json::{Value, json};
 use std::collections::BTreeSet;
 
-/// More looks than anything here takes.
+/// Maximum reconciles.
 pub const ENOUGH: usize = 120;
 
-/// Main functions have room for half of the experts, and remote functions cost while they work: a plan that knows which
-/// are used saves.
+/// Main functions hold half of the experts, and remote functions cost while they work: a plan that knows the usage
+/// saves.
 pub fn spec() -> Value {
     json!({
         "main": {"memoryMB": {"max": 3000}},
@@ -32,7 +32,7 @@ pub struct Scene {
 }
 
 impl Scene {
-    /// A deployment that serves, with measured figures, and nothing is left to do.
+    /// Returns a settled, serving deployment with a measured profile.
     pub fn new(spec: Value) -> Self {
         let mut world = World::with_gateways(spec, &["a", "b"]);
         world.facts = large();
@@ -51,7 +51,7 @@ impl Scene {
     pub(crate) fn say(&mut self, uid: &str, waiting: u32, in_flight: u32, mix: Option<RequestMix>) {
         self.sequence += 1;
         if waiting + in_flight > 0 {
-            self.active = self.world.there.now;
+            self.active = self.world.observed.now;
         }
         let entry = GatewayDemand {
             uid: uid.to_owned(),
@@ -69,10 +69,10 @@ impl Scene {
         self.world.say(entry);
     }
 
-    /// Looks, and lets a second pass.
+    /// Reconciles, and lets a second pass.
     pub fn step(&mut self) -> usize {
-        let (_, steps) = self.world.look();
-        let written = self.world.write(&steps, usize::MAX);
+        let (_, diff) = self.world.reconcile();
+        let written = self.world.write(&diff, usize::MAX);
         self.world.run();
         written
     }
@@ -98,17 +98,18 @@ impl Scene {
         panic!("still {:?}", self.phase());
     }
 
-    /// Lets so many seconds pass without a look.
+    /// Lets `seconds` pass without a reconcile.
     pub fn pass(&mut self, seconds: i64) {
-        self.world.there.now = self.world.there.now.checked_add(SignedDuration::from_secs(seconds)).unwrap();
+        self.world.observed.now =
+            self.world.observed.now.checked_add(SignedDuration::from_secs(seconds)).unwrap();
     }
 
     pub(crate) fn newest(&self) -> &MoEPlan {
-        self.world.there.plans.last().unwrap()
+        self.world.observed.plans.last().unwrap()
     }
 
     pub(crate) fn pods(&self, component: Component) -> BTreeSet<String> {
-        let pods = self.world.there.pods.iter();
+        let pods = self.world.observed.pods.iter();
         pods.filter(|pod| label(&pod.metadata, COMPONENT) == component.name())
             .map(ResourceExt::name_any)
             .collect()

@@ -1,4 +1,4 @@
-//! Sleep and wake in a cluster in memory, with gateways that hold what clients ask.
+//! Scale to zero and wake in a cluster in memory, with gateways that hold requests.
 
 use crate::names::{COMPONENT, Component, label};
 use crate::testing::world::World;
@@ -11,16 +11,16 @@ use remoe_api::{ConditionType, DemandPhase, GatewayDemand, WakeTimeline};
 use serde_json::{Value, json};
 use std::collections::BTreeSet;
 
-/// Seconds without requests after which functions end.
+/// Idle window in seconds.
 const WINDOW: usize = 5;
-/// More seconds than anything here takes.
+/// Maximum seconds.
 const ENOUGH: usize = 80;
 
 fn spec() -> Value {
     json!({"scaling": {"min": 0, "idleWindow": "5s"}})
 }
 
-/// A gateway: it sees what the operator tells, a second later, and says what it has.
+/// Gateway: it sees the demand object with a delay of one second, and reports.
 #[derive(Clone, Debug, Default)]
 struct Gateway {
     uid: &'static str,
@@ -32,9 +32,9 @@ struct Gateway {
     sequence: u64,
     active: Option<MicroTime>,
     said: Option<(u32, u32, u64)>,
-    /// How the latest wake went that it had a request for.
+    /// Timeline of the latest wake for which it held a request.
     wake: Option<WakeTimeline>,
-    /// The API server is out of its reach.
+    /// Set if it cannot reach the API server.
     is_cut_off: bool,
 }
 
@@ -59,22 +59,22 @@ impl Scene {
     }
 
     fn mains(&self) -> BTreeSet<String> {
-        let mains = self.world.there.pods.iter();
+        let mains = self.world.observed.pods.iter();
         let mains = mains.filter(|pod| label(&pod.metadata, COMPONENT) == Component::Main.name());
         mains.filter_map(ResourceExt::uid).collect()
     }
 
     fn ask(&mut self, gateway: usize, requests: u32) {
         self.gateways[gateway].waiting += requests;
-        self.gateways[gateway].active = Some(MicroTime(self.world.there.now));
+        self.gateways[gateway].active = Some(MicroTime(self.world.observed.now));
     }
 
-    /// Has the operator look once, and killed after `most` writes. Returns how many it made.
+    /// Reconciles once; the operator is killed after `most` writes. Returns the number of writes.
     fn operate(&mut self, most: usize) -> usize {
-        let steps = self.world.look().1;
-        let before = self.world.there.demand.clone();
-        let ends = steps.writes.iter().any(|write| matches!(write, Write::Delete(_)));
-        let made = self.world.write(&steps, most);
+        let diff = self.world.reconcile().1;
+        let before = self.world.observed.demand.clone();
+        let ends = diff.writes.iter().any(|write| matches!(write, Write::Delete(_)));
+        let made = self.world.write(&diff, most);
         let is_asleep = before.is_some() && self.phase() == DemandPhase::Asleep;
         if ends && is_asleep && made > 1 {
             for gateway in self.gateways.iter().filter(|gateway| !gateway.is_cut_off) {
@@ -87,10 +87,10 @@ impl Scene {
         made
     }
 
-    /// A second of nodes, gateways and clients.
+    /// Simulates a second of nodes, gateways and clients.
     fn pass(&mut self) {
         self.world.run();
-        let serves = self.world.there.pods.iter().any(|pod| {
+        let serves = self.world.observed.pods.iter().any(|pod| {
             label(&pod.metadata, COMPONENT) == Component::Main.name()
                 && pod.status.as_ref().is_some_and(|status| {
                     status
@@ -100,8 +100,8 @@ impl Scene {
                         .any(|each| each.type_ == "Ready" && each.status == "True")
                 })
         });
-        let now = MicroTime(self.world.there.now);
-        let Some(demand) = self.world.there.demand.clone() else { return };
+        let now = MicroTime(self.world.observed.now);
+        let Some(demand) = self.world.observed.demand.clone() else { return };
         for gateway in self.gateways.iter_mut().filter(|gateway| !gateway.is_cut_off) {
             if gateway.in_flight > 0 {
                 gateway.served += std::mem::take(&mut gateway.in_flight);
@@ -148,16 +148,16 @@ impl Scene {
         self.gateways.iter().map(|gateway| gateway.served).sum()
     }
 
-    /// Lets time pass until nothing happens any more: everybody is served, and all is asleep.
+    /// Lets time pass until all requests are served and the deployment sleeps.
     fn quiet(&mut self) {
         for _ in 0..ENOUGH {
             self.operate(usize::MAX);
             self.pass();
         }
         assert_eq!(self.phase(), DemandPhase::Asleep, "{:?}", self.gateways);
-        assert!(self.world.there.pods.is_empty(), "an orphan");
+        assert!(self.world.observed.pods.is_empty(), "an orphan");
         assert!(self.gateways.iter().all(|gateway| gateway.waiting + gateway.in_flight == 0));
-        assert_eq!(self.world.look().1.writes, []);
+        assert_eq!(self.world.reconcile().1.writes, []);
     }
 }
 
@@ -168,8 +168,8 @@ fn idle_functions_end_and_fifty_requests_wake_them_once() {
     for round in 1..=3 {
         scene.until(DemandPhase::Asleep);
         scene.operate(usize::MAX);
-        let steps = scene.world.look().1;
-        assert!(scene.world.there.pods.is_empty() && steps.settled && steps.partners.is_empty());
+        let diff = scene.world.reconcile().1;
+        assert!(scene.world.observed.pods.is_empty() && diff.settled && diff.polled_mains.is_empty());
         assert_eq!(scene.world.demand().spec.functions, [], "what sleeps costs nothing");
         scene.ask(0, 49);
         scene.ask(1, 1);
@@ -181,7 +181,7 @@ fn idle_functions_end_and_fifty_requests_wake_them_once() {
     assert_eq!(scene.served(), 150);
 }
 
-/// Each wake is reported once with its timeline, however many gateways report it and whichever replica leads, and the
+/// Each wake is reported once with its timeline, whatever gateways report it and whichever replica leads; the
 /// condition has the latest.
 #[test]
 fn how_a_wake_went_is_told_once() {
@@ -201,18 +201,18 @@ fn how_a_wake_went_is_told_once() {
             "time to first token 1.{wake}05 s (decide 0.{wake}00 s, schedule 1.000 s, start 0.000 s, \
              load 0.000 s, ready 0.000 s, first 0.005 s)"
         );
-        let mut told = Vec::new();
+        let mut reported = Vec::new();
         for _ in 0..4 {
             scene.pass();
-            let (_, steps, status) = scene.world.look_and_state();
+            let (_, diff, status) = scene.world.look_and_state();
             assert!(status.condition(ConditionType::Active).unwrap().message.contains(&times));
-            // The operator is killed before it writes: it has said nothing, and another one leads.
-            assert!(!steps.said(0).iter().any(|said| said.reason == "FirstToken"));
-            let steps = scene.world.look().1;
-            let made = scene.world.write(&steps, usize::MAX);
-            told.extend(steps.said(made).into_iter().filter(|said| said.reason == "FirstToken"));
+            // The operator is killed before it writes, and another one leads.
+            assert!(!diff.events_after(0).iter().any(|said| said.reason == "FirstToken"));
+            let diff = scene.world.reconcile().1;
+            let made = scene.world.write(&diff, usize::MAX);
+            reported.extend(diff.events_after(made).into_iter().filter(|said| said.reason == "FirstToken"));
         }
-        let notes: Vec<&str> = told.iter().map(|said| said.note.as_str()).collect();
+        let notes: Vec<&str> = reported.iter().map(|said| said.note.as_str()).collect();
         assert_eq!(notes, [format!("Wake {wake}: {times}.")]);
         assert_eq!(scene.world.demand().spec.wake_told, wake);
     }
@@ -235,7 +235,7 @@ fn a_burst_after_half_an_hour_is_one_wake() {
     scene.pass();
     scene.operate(usize::MAX);
     assert_eq!(scene.phase(), DemandPhase::Waking);
-    // More come while functions start.
+    // More requests come while functions start.
     (0..2).for_each(|gateway| scene.ask(gateway, 100));
     scene.until(DemandPhase::Active);
     assert_eq!((scene.world.demand().spec.wakes, scene.world.names()), (asleep.wakes + 1, awake));
@@ -252,18 +252,18 @@ fn who_comes_while_functions_are_about_to_end_keeps_them() {
     scene.pass();
     scene.until(DemandPhase::Active);
     assert_eq!((scene.mains(), scene.world.demand().spec.wakes), (mains.clone(), 0));
-    // The gateway writes between the last look and what it decides: that is not written.
+    // The gateway writes between the read and the write, so the write fails.
     scene.until(DemandPhase::Draining);
     scene.pass();
-    let steps = scene.world.look().1;
+    let diff = scene.world.reconcile().1;
     let wants =
         |write: &Write| matches!(write, Write::Demand(keep) if keep.wanted.spec.phase == DemandPhase::Asleep);
     assert!(
-        steps.writes.iter().any(wants) && steps.writes.iter().any(|write| matches!(write, Write::Delete(_)))
+        diff.writes.iter().any(wants) && diff.writes.iter().any(|write| matches!(write, Write::Delete(_)))
     );
     scene.ask(0, 1);
     scene.pass();
-    scene.world.write(&steps, usize::MAX);
+    scene.world.write(&diff, usize::MAX);
     assert_eq!((scene.phase(), scene.mains()), (DemandPhase::Draining, mains));
     scene.quiet();
     assert_eq!(scene.served(), 2);
@@ -279,7 +279,7 @@ fn a_gateway_that_says_nothing_holds_sleep_up_until_it_is_dead() {
         scene.pass();
     }
     assert_eq!(scene.phase(), DemandPhase::Draining);
-    scene.world.there.gateways.remove("b");
+    scene.world.observed.gateways.remove("b");
     scene.quiet();
     let left: Vec<&str> = scene.world.demand().gateways().iter().map(|entry| entry.uid.as_str()).collect();
     assert_eq!(left, ["a"], "what it said is forgotten");
@@ -289,16 +289,16 @@ fn a_gateway_that_says_nothing_holds_sleep_up_until_it_is_dead() {
 fn a_new_leader_opens_the_window_again() {
     let mut scene = Scene::new(&["a"]);
     scene.until(DemandPhase::Draining);
-    scene.world.there.since = scene.world.there.now;
+    scene.world.observed.since = scene.world.observed.now;
     let mains = scene.mains();
     scene.until(DemandPhase::Active);
     assert_eq!(scene.mains(), mains);
 }
 
-/// The operator is killed after every write on the way to sleep and back.
+/// Kills the operator after every write on the way to sleep and back.
 #[test]
 fn killed_after_any_write_it_falls_asleep_and_wakes() {
-    let steps = |scene: &mut Scene| {
+    let diff = |scene: &mut Scene| {
         let (mut writes, mut asked) = (0, false);
         for _ in 0..ENOUGH {
             writes += scene.operate(usize::MAX);
@@ -311,7 +311,7 @@ fn killed_after_any_write_it_falls_asleep_and_wakes() {
         writes
     };
     let mut reference = Scene::new(&["a", "b"]);
-    let writes = steps(&mut reference);
+    let writes = diff(&mut reference);
     assert!(writes > 10);
     for crash in 1..writes {
         let mut scene = Scene::new(&["a", "b"]);
@@ -320,8 +320,8 @@ fn killed_after_any_write_it_falls_asleep_and_wakes() {
             if left > 0 {
                 left -= scene.operate(left).min(left);
             } else {
-                // Another operator leads: it begins with what is there.
-                scene.world.there.heard.clear();
+                // Another operator leads and continues from the observed state.
+                scene.world.observed.main_observations.clear();
                 scene.operate(usize::MAX);
             }
             scene.pass();
@@ -342,8 +342,8 @@ fn killed_after_any_write_it_falls_asleep_and_wakes() {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 24, ..ProptestConfig::default() })]
 
-    /// Whenever clients come, gateways are cut off and pods die: no request is lost, nothing ends under a request,
-    /// nothing is left over.
+    /// Whenever clients come, gateways are partitioned and pods die: no request is lost, no function ends with a
+    /// request, nothing is left over.
     #[test]
     fn no_request_is_lost(moves in proptest::collection::vec((0_u8..8, 0_usize..3, 1_u32..4), 1..60)) {
         let mut scene = Scene::new(&["a", "b", "c"]);
@@ -355,9 +355,9 @@ proptest! {
                     asked += number;
                 }
                 2 => scene.gateways[which].is_cut_off = !scene.gateways[which].is_cut_off,
-                3 if !scene.world.there.pods.is_empty() => {
-                    let gone = which % scene.world.there.pods.len();
-                    scene.world.there.pods.remove(gone);
+                3 if !scene.world.observed.pods.is_empty() => {
+                    let gone = which % scene.world.observed.pods.len();
+                    scene.world.observed.pods.remove(gone);
                 }
                 4 => { scene.operate(number as usize); }
                 _ => { scene.operate(usize::MAX); }
@@ -370,7 +370,7 @@ proptest! {
     }
 }
 
-/// A window of seconds, and nothing to wake it by: it runs, and says so.
+/// An idle window without gateways: it keeps running, and reports that.
 #[test]
 fn without_gateways_nothing_sleeps() {
     let mut world = World::new(spec());
@@ -378,46 +378,46 @@ fn without_gateways_nothing_sleeps() {
     for _ in 0..3 * WINDOW {
         world.run();
     }
-    let steps = world.look().1;
-    assert_eq!((steps.writes, steps.troubles[0].reason), (vec![], "NoGateway"));
+    let diff = world.reconcile().1;
+    assert_eq!((diff.writes, diff.issues[0].reason), (vec![], "NoGateway"));
 }
 
-/// Nodes look once a second, and a client may be waiting.
+/// Kubelets probe once a second, and a client may be waiting.
 #[test]
 fn serving_function_is_routed_to_before_its_node_reports_it() {
     let mut world = World::with_gateways(spec(), &["a"]);
     let is_remote = |pod: &&Pod| label(&pod.metadata, COMPONENT) == Component::RemoteExpert.name();
     for _ in 0..ENOUGH {
-        let steps = world.look().1;
-        world.write(&steps, usize::MAX);
-        if world.there.pods.iter().any(|pod| is_remote(&pod)) {
+        let diff = world.reconcile().1;
+        world.write(&diff, usize::MAX);
+        if world.observed.pods.iter().any(|pod| is_remote(&pod)) {
             break;
         }
         world.run();
     }
-    let now = world.there.now.to_string();
-    for (index, pod) in world.there.pods.iter_mut().enumerate() {
+    let now = world.observed.now.to_string();
+    for (index, pod) in world.observed.pods.iter_mut().enumerate() {
         let status = json!({"phase": "Running", "podIP": format!("10.0.0.{}", index + 1), "startTime": now,
             "conditions": [{"type": "Ready", "status": "False", "lastTransitionTime": now}]});
         pod.status = serde_json::from_value(status).unwrap();
     }
     let is_told =
-        |world: &mut World| world.look().1.writes.iter().any(|write| matches!(write, Write::Routing(_)));
+        |world: &mut World| world.reconcile().1.writes.iter().any(|write| matches!(write, Write::Routing(_)));
     let mains_start = |world: &mut World| {
-        let partners = world.look().1.partners;
-        assert!(!partners.is_empty());
-        partners.iter().all(|main| main.starting)
+        let polled_mains = world.reconcile().1.polled_mains;
+        assert!(!polled_mains.is_empty());
+        polled_mains.iter().all(|main| main.starting)
     };
     assert!(!is_told(&mut world), "no gateway has reported");
     assert!(mains_start(&mut world));
-    let uids = world.there.pods.iter().filter(is_remote).filter_map(ResourceExt::uid);
-    world.there.serving = uids.map(|uid| (uid, 0)).collect();
-    assert!(!world.there.serving.is_empty());
+    let uids = world.observed.pods.iter().filter(is_remote).filter_map(ResourceExt::uid);
+    world.observed.serving = uids.map(|uid| (uid, 0)).collect();
+    assert!(!world.observed.serving.is_empty());
     assert!(is_told(&mut world));
     let containers = |world: &mut World, started: bool, restarts: i32, state: &str| {
         let state: Value =
             json!({state: if state == "terminated" { json!({"exitCode": 1}) } else { json!({}) }});
-        for pod in &mut world.there.pods {
+        for pod in &mut world.observed.pods {
             pod.status.as_mut().unwrap().container_statuses =
                 serde_json::from_value(json!([{"name": "x", "image": "x", "imageID": "x", "ready": false,
                     "restartCount": restarts, "started": started, "state": state}]))
@@ -426,15 +426,15 @@ fn serving_function_is_routed_to_before_its_node_reports_it() {
     };
     containers(&mut world, false, 0, "running");
     assert!(is_told(&mut world));
-    // What a container said is not the next one's word.
+    // Readiness of one container run does not apply to the next.
     containers(&mut world, false, 0, "terminated");
     assert!(!is_told(&mut world), "it ended");
     containers(&mut world, false, 1, "running");
     assert!(!is_told(&mut world), "another one loads");
-    // Once its node has seen it ready, that it is not any more is the node's to say.
+    // After the kubelet has seen it ready, only the kubelet reports unreadiness.
     containers(&mut world, true, 0, "running");
-    let later = world.there.now.checked_add(jiff::SignedDuration::from_secs(30)).unwrap().to_string();
-    for pod in &mut world.there.pods {
+    let later = world.observed.now.checked_add(jiff::SignedDuration::from_secs(30)).unwrap().to_string();
+    for pod in &mut world.observed.pods {
         let condition = &mut pod.status.as_mut().unwrap().conditions.as_mut().unwrap()[0];
         condition.last_transition_time = serde_json::from_value(json!(later)).unwrap();
     }

@@ -1,11 +1,11 @@
-//! Specs and changes of specs before a real API server: what it accepts, fills in and refuses.
+//! Specs and their changes on a real API server: validation, defaults and refusals.
 
 use crate::tests::api_server::{Server, with_server};
 use kube::api::{Patch, PatchParams, PostParams};
 use remoe_api::{MoEDeployment, Mode, RemoteMode};
 use serde_json::{Value, json};
 
-/// A spec with `fields` over the least that works.
+/// Returns a minimal spec with `fields` merged in.
 fn spec(fields: Value) -> Value {
     let mut spec = json!({"model": {"source": "pvc://models/demo"}});
     for (key, value) in fields.as_object().unwrap() {
@@ -25,7 +25,7 @@ fn arrivals(fields: Value) -> Value {
     }}))
 }
 
-/// A spec with limits of cold requests, which come as `arrivals` say.
+/// Returns a spec with limits of cold requests and `arrivals`.
 fn cold(stated: Option<Value>, slo: Value) -> Value {
     let mut spec = stated.map_or_else(|| spec(json!({})), arrivals);
     spec["slo"] = slo;
@@ -272,7 +272,7 @@ fn replicas_are_scaled_through_the_subresource() {
             let spec = api.get("demo").await.unwrap().spec;
             assert_eq!((spec.main_functions(), spec.idle_window().is_some()), (awake, sleeps));
         }
-        // What says how many there are at most is not overruled.
+        // Explicit maxima are kept.
         let most = json!({"spec": {"scaling": {"min": 1, "max": 3}}});
         api.patch("demo", &PatchParams::default(), &Patch::Merge(&most)).await.unwrap();
         for (replicas, is_taken) in [(3, true), (4, false)] {
@@ -301,7 +301,7 @@ fn a_plan_is_never_changed() {
             let (_, object) = plan_object(&owner, plan).unwrap();
             let stored = api.create(&PostParams::default(), &object).await.unwrap();
             name = stored.metadata.name.clone().unwrap();
-            // Figures survive the way there and back.
+            // Figures survive a round trip.
             assert_eq!(stored.spec, object.spec);
         }
         let change = json!({"spec": {"main": {"memoryMB": 100}}});

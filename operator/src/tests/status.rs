@@ -1,12 +1,12 @@
-//! Statuses, from one reconcile to the next.
+//! Status across reconciles.
 
 use crate::exposure::GatewayService;
 use crate::manifests::{LOAD_SECONDS, Revision};
 use crate::names::PodName;
 use crate::plan::PlanState;
 use crate::pods::PodView;
-use crate::scale::Demanded;
-use crate::status::{Findings, status};
+use crate::scale::DemandDecision;
+use crate::status::{StatusInputs, status};
 use crate::testing::example::{built, deployment, plan};
 use jiff::{SignedDuration, Timestamp};
 use remoe_api::{Condition, ConditionType, MoEDeployment, MoEDeploymentStatus, MoEPlanSpec, PlanVerdict};
@@ -48,7 +48,7 @@ impl Scene {
                     restarts: 0,
                     faulty_at: None,
                     fault: None,
-                    trouble: None,
+                    issue: None,
                     in_force: None,
                     placement: String::new(),
                 });
@@ -57,10 +57,10 @@ impl Scene {
         scene
     }
 
-    fn look(&mut self, settled: bool) -> MoEDeploymentStatus {
+    fn reconcile(&mut self, settled: bool) -> MoEDeploymentStatus {
         let planning =
             PlanState::Planned { hash: self.revision.plan.clone(), plan: Box::new(self.plan.clone()) };
-        let found = status(&Findings {
+        let found = status(&StatusInputs {
             deployment: &self.owner,
             model: None,
             planning,
@@ -69,12 +69,12 @@ impl Scene {
             running: Some(&self.revision.plan),
             serving: self.serving.clone(),
             pods: &self.pods,
-            troubles: Vec::new(),
-            demanded: &Demanded::always(),
-            per_hour: 21_000_000,
-            saved: Some(-1_234_567_890),
+            issues: Vec::new(),
+            demanded: &DemandDecision::always(),
+            cost_per_hour_nanodollars: 21_000_000,
+            saved_nanodollars: Some(-1_234_567_890),
             settled,
-            waits: false,
+            awaits_turn: false,
             repriced: false,
             gateway: self.gateway.as_ref(),
             now: self.now,
@@ -96,37 +96,37 @@ fn said(status: &MoEDeploymentStatus, of: ConditionType) -> (String, String, Str
 #[test]
 fn url_and_exposure_follow_the_gateways() {
     let mut scene = Scene::new(1);
-    let mut look = |gateway: Option<(bool, bool, bool)>| {
+    let mut reconcile = |gateway: Option<(bool, bool, bool)>| {
         scene.gateway = gateway.map(|(tls, open, any_short_name)| GatewayService {
             name: "gateway".to_owned(),
             tls,
             open,
             any_short_name,
         });
-        let status = scene.look(true);
+        let status = scene.reconcile(true);
         let (exposed, reason, message) = said(&status, ConditionType::Exposed);
         (status.url.unwrap(), exposed, reason, message)
     };
-    let (url, exposed, reason, _) = look(Some((true, false, false)));
+    let (url, exposed, reason, _) = reconcile(Some((true, false, false)));
     assert_eq!(url, "https://demo.test.svc:8000");
     assert_eq!((exposed.as_str(), reason.as_str()), ("False", "KeysRequired"));
-    let (url, exposed, reason, message) = look(Some((false, true, true)));
+    let (url, exposed, reason, message) = reconcile(Some((false, true, true)));
     assert_eq!(url, "http://demo.test.svc:8000");
     assert_eq!((exposed.as_str(), reason.as_str()), ("True", "GatewayOpen"));
     assert!(
         message.contains("gateway.keysSecretName") && message.contains("gateway.scopedNames=true"),
         "{message}"
     );
-    assert_eq!(look(Some((false, false, true))).2, "AnyShortName");
-    assert_eq!(look(None).2, "WithoutGateways");
+    assert_eq!(reconcile(Some((false, false, true))).2, "AnyShortName");
+    assert_eq!(reconcile(None).2, "WithoutGateways");
 }
 
 #[test]
 fn missing_main_functions_are_counted() {
     let mut scene = Scene::new(3);
-    assert_eq!(said(&scene.look(true), ConditionType::Ready).2, "The endpoint serves requests.");
+    assert_eq!(said(&scene.reconcile(true), ConditionType::Ready).2, "The endpoint serves requests.");
     scene.pods[1].ready = false;
-    let status = scene.look(false);
+    let status = scene.reconcile(false);
     let (ready, _, message) = said(&status, ConditionType::Ready);
     assert_eq!(
         (ready.as_str(), message.as_str()),
@@ -142,37 +142,37 @@ fn missing_main_functions_are_counted() {
 fn what_makes_no_progress_is_said_to_be_stuck_until_it_moves() {
     let mut scene = Scene::new(2);
     scene.pods.iter_mut().for_each(|pod| pod.ready = false);
-    let first = scene.look(false);
+    let first = scene.reconcile(false);
     scene.pass(300);
-    // One more function is ready: that is progress.
+    // One more ready function is progress.
     scene.pods[2].ready = true;
-    let moved = scene.look(false);
+    let moved = scene.reconcile(false);
     assert!(moved.last_progress_time > first.last_progress_time);
-    // A function may load for as long as its startup probe lets it.
+    // A function may load for as long as its startup probe allows.
     let load = i64::from(LOAD_SECONDS);
     let probe = &scene.revision.main.pod(&scene.owner, 0, 0).spec.unwrap().containers[0].startup_probe;
     let probe = probe.clone().unwrap();
     assert_eq!(probe.failure_threshold.unwrap() * probe.period_seconds.unwrap(), LOAD_SECONDS);
     scene.pass(load + 599);
-    assert_eq!(said(&scene.look(false), ConditionType::Progressing).0, "True");
+    assert_eq!(said(&scene.reconcile(false), ConditionType::Progressing).0, "True");
     scene.pass(1);
-    let stuck = scene.look(false);
+    let stuck = scene.reconcile(false);
     let (status, reason, message) = said(&stuck, ConditionType::Progressing);
     assert_eq!((status.as_str(), reason.as_str()), ("False", "ProgressDeadlineExceeded"));
     assert!(message.starts_with("no progress for 40 minutes (rolling out plan "), "{message}");
     assert!(message.contains("1 of 5 functions are ready"), "{message}");
     assert_eq!(said(&stuck, ConditionType::Degraded).1, "ProgressDeadlineExceeded");
     assert_eq!(said(&stuck, ConditionType::Ready).1, "ProgressDeadlineExceeded");
-    // The same state is the same status, whatever the time.
+    // The same state yields the same status at any time.
     scene.pass(1000);
-    assert_eq!(scene.look(false), stuck);
+    assert_eq!(scene.reconcile(false), stuck);
     scene.pods[0].ready = true;
-    assert_eq!(said(&scene.look(false), ConditionType::Progressing).0, "True");
-    // What is settled is never late.
+    assert_eq!(said(&scene.reconcile(false), ConditionType::Progressing).0, "True");
+    // A settled deployment never misses the deadline.
     scene.pods.iter_mut().for_each(|pod| pod.ready = true);
-    scene.look(true);
+    scene.reconcile(true);
     scene.pass(100_000);
-    let settled = scene.look(true);
+    let settled = scene.reconcile(true);
     assert_eq!(said(&settled, ConditionType::Progressing).1, "Settled");
     assert_eq!(said(&settled, ConditionType::Degraded).0, "False");
 }
@@ -181,16 +181,16 @@ fn what_makes_no_progress_is_said_to_be_stuck_until_it_moves() {
 fn stalled_plan_beside_serving_one_is_reported_failed() {
     let mut scene = Scene::new(1);
     scene.pods.iter_mut().for_each(|pod| pod.ready = false);
-    scene.look(false);
+    scene.reconcile(false);
     scene.pass(100_000);
-    assert_eq!(scene.look(false).failed_plan, None, "nothing else serves");
+    assert_eq!(scene.reconcile(false).failed_plan, None, "nothing else serves");
     scene.serving = Some("0123456789".to_owned());
     let failed = Some(scene.revision.plan.clone());
-    assert_eq!(scene.look(false).failed_plan, failed);
-    // Whatever runs then.
-    assert_eq!(scene.look(true).failed_plan, failed);
+    assert_eq!(scene.reconcile(false).failed_plan, failed);
+    // This holds whatever runs.
+    assert_eq!(scene.reconcile(true).failed_plan, failed);
     scene.owner.metadata.generation = Some(2);
-    assert_eq!(scene.look(false).failed_plan, None);
+    assert_eq!(scene.reconcile(false).failed_plan, None);
 }
 
 #[test]
@@ -201,18 +201,18 @@ fn a_main_function_that_finishes_its_answers_stops_no_progress() {
     old.ready = false;
     old.ends_by = Some(scene.now.checked_add(SignedDuration::from_secs(4000)).unwrap());
     scene.pods.push(old);
-    scene.look(false);
+    scene.reconcile(false);
     scene.pass(3999);
-    assert_eq!(said(&scene.look(false), ConditionType::Progressing).0, "True");
+    assert_eq!(said(&scene.reconcile(false), ConditionType::Progressing).0, "True");
     scene.pass(1);
-    assert_eq!(said(&scene.look(false), ConditionType::Progressing).1, "ProgressDeadlineExceeded");
+    assert_eq!(said(&scene.reconcile(false), ConditionType::Progressing).1, "ProgressDeadlineExceeded");
 }
 
 #[test]
 fn sizes_that_no_plan_has_are_counted_all_the_same() {
     let mut scene = Scene::new(1);
     scene.revision.remote.iter_mut().for_each(|function| function.replicas = u32::MAX);
-    let functions = scene.look(false).functions.unwrap();
+    let functions = scene.reconcile(false).functions.unwrap();
     assert_eq!(functions, format!("4/{}", 3 * u64::from(u32::MAX) + 1));
 }
 
@@ -220,23 +220,23 @@ fn sizes_that_no_plan_has_are_counted_all_the_same() {
 fn a_plan_that_costs_more_saves_nothing() {
     use remoe_api::ProfileSource;
     let mut scene = Scene::new(1);
-    let status = scene.look(true);
+    let status = scene.reconcile(true);
     assert_eq!((status.cost_per_hour.as_deref(), status.saved.as_deref()), (Some("$0.0210"), Some("-$1.23")));
-    assert_eq!(scene.look(true).saving.as_deref(), Some("n/a"));
+    assert_eq!(scene.reconcile(true).saving.as_deref(), Some("n/a"));
     scene.plan.profile = ProfileSource::Supplied;
     scene.plan.numbers.savings.mix = Some(0.254);
-    assert_eq!(scene.look(true).saving.as_deref(), Some("25 %"));
+    assert_eq!(scene.reconcile(true).saving.as_deref(), Some("25 %"));
     scene.plan.numbers.savings.mix = Some(-2.17);
-    assert_eq!(scene.look(true).saving.as_deref(), Some("n/a (costs more)"));
+    assert_eq!(scene.reconcile(true).saving.as_deref(), Some("n/a (costs more)"));
 }
 
 #[test]
 fn remote_expert_verdict_describes_the_plan_to_run() {
     let mut scene = Scene::new(1);
-    assert_eq!(scene.look(true).verdict, None, "a prior does not know");
+    assert_eq!(scene.reconcile(true).verdict, None, "a prior does not know");
     let sentence =
         "Remote experts do not pay: experts on the main function's CPUs at $2.20 per million requests.";
     scene.plan.verdict =
         Some(PlanVerdict { pays: false, sentence: sentence.to_owned(), cheapest: None, rival: None });
-    assert_eq!(scene.look(true).verdict.as_deref(), Some(sentence));
+    assert_eq!(scene.reconcile(true).verdict.as_deref(), Some(sentence));
 }

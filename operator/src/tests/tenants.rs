@@ -1,8 +1,8 @@
-//! Everything that a tenant can write, written by one who means harm: no look panics, none names what is
-//! another's, what it writes stays within what the deployment consists of, and other tenants are served as before.
+//! Everything that a hostile tenant can write: no reconcile panics, none touches foreign objects, its writes stay
+//! within the deployment, and other tenants are served as before.
 
-use crate::fleet::OtherFunctions;
-use crate::testing::spoiled::{AT_ONCE, SLEEPING, SeededChoices, as_read, check, is_healed, tenants};
+use crate::fleet::OtherDeployments;
+use crate::testing::corrupted::{AT_ONCE, SLEEPING, SeededChoices, as_read, check, is_healed, tenants};
 use crate::testing::world::World;
 use k8s_openapi::serde::de::DeserializeOwned;
 use kube::ResourceExt;
@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 use std::ops::Range;
 use std::thread;
 
-/// Objects that are spoiled, a few of them for each look: in every change, and by `make nightly`.
+/// Number of corrupted objects, a few per reconcile: in every change, and by `make nightly`.
 const OBJECTS: [usize; 2] = [2_000, 10_000];
 /// Stride over the numbers at their limits in every change. It is below the five limits, so every number is tried.
 const STRIDE: usize = 4;
@@ -21,7 +21,7 @@ fn is_nightly() -> bool {
     std::env::var_os("REMOE_ALL_PROBLEMS").is_some()
 }
 
-/// `value` with each of its numbers at each limit, one at a time; those of a value within a value too.
+/// Returns variants of `value` with each number at each limit, one at a time, including nested values.
 fn at_limits(value: &Value) -> Vec<Value> {
     match value {
         Value::Number(_) => {
@@ -55,14 +55,14 @@ fn at_limits(value: &Value) -> Vec<Value> {
     }
 }
 
-/// `object` so, as far as the API takes it.
+/// Returns such variants of `object` that the API accepts.
 fn with_limits<K: serde::Serialize + DeserializeOwned>(object: &K) -> Vec<K> {
     let changed = at_limits(&serde_json::to_value(object).unwrap());
     let stride = if is_nightly() { 1 } else { STRIDE };
     changed.into_iter().step_by(stride).filter_map(|object| serde_json::from_value(object).ok()).collect()
 }
 
-/// Thousands of reconciles, each with a plan: every tenant on a thread of its own.
+/// Thousands of reconciles, each with a plan: every tenant on its own thread.
 fn look_at_limits_of(positions: Range<usize>) {
     let tenants = tenants();
     let looks: usize = thread::scope(|threads| {
@@ -93,54 +93,56 @@ fn numbers_of_other_tenants_at_their_limits_are_reconciled() {
     look_at_limits_of(SLEEPING + 2..tenants().len());
 }
 
-/// Looks at `tenant` with each of its numbers at each limit; how often that was.
+/// Reconciles `tenant` with each of its numbers at each limit. Returns the number of reconciles.
 fn look_at_limits(tenant: &World) -> usize {
     let mut looks = 0;
-    let mut look = |change: &dyn Fn(&mut World)| {
+    let mut reconcile = |change: &dyn Fn(&mut World)| {
         let mut world = tenant.clone();
         change(&mut world);
-        let (_, steps, stated) = world.look_and_state();
-        check(&world, &steps, &stated);
+        let (_, diff, stated) = world.look_and_state();
+        check(&world, &diff, &stated);
         looks += 1;
     };
-    with_limits(&tenant.owner).iter().for_each(|owner| look(&|world| world.owner = owner.clone()));
-    let there = &tenant.there;
-    for changed in there.demand.iter().flat_map(with_limits) {
-        look(&|world| world.there.demand = Some(changed.clone()));
+    with_limits(&tenant.owner).iter().for_each(|owner| reconcile(&|world| world.owner = owner.clone()));
+    let existing = &tenant.observed;
+    for changed in existing.demand.iter().flat_map(with_limits) {
+        reconcile(&|world| world.observed.demand = Some(changed.clone()));
     }
-    for changed in there.routing.iter().flat_map(with_limits) {
-        look(&|world| world.there.routing = Some(changed.clone()));
+    for changed in existing.routing.iter().flat_map(with_limits) {
+        reconcile(&|world| world.observed.routing = Some(changed.clone()));
     }
-    for changed in there.model.iter().flat_map(with_limits) {
-        look(&|world| world.there.model = Some(changed.clone()));
+    for changed in existing.model.iter().flat_map(with_limits) {
+        reconcile(&|world| world.observed.model = Some(changed.clone()));
     }
-    for changed in there.plans.last().into_iter().flat_map(with_limits) {
-        look(&|world| *world.there.plans.last_mut().unwrap() = changed.clone());
+    for changed in existing.plans.last().into_iter().flat_map(with_limits) {
+        reconcile(&|world| *world.observed.plans.last_mut().unwrap() = changed.clone());
     }
-    for (index, changed) in there.pods.iter().map(with_limits).enumerate().take(2) {
+    for (index, changed) in existing.pods.iter().map(with_limits).enumerate().take(2) {
         for pod in changed {
-            look(&|world| world.there.pods[index] = pod.clone());
+            reconcile(&|world| world.observed.pods[index] = pod.clone());
         }
     }
-    for (name, map) in there.details.maps.iter().filter_map(|(name, map)| Some((name, map.as_ref()?))) {
+    for (name, map) in existing.details.maps.iter().filter_map(|(name, map)| Some((name, map.as_ref()?))) {
         for changed in with_limits(map) {
-            look(&|world| drop(world.there.details.maps.insert(name.clone(), Some(changed.clone()))));
+            reconcile(&|world| drop(world.observed.details.maps.insert(name.clone(), Some(changed.clone()))));
         }
     }
     for (name, record) in
-        there.details.profiles.iter().filter_map(|(name, record)| Some((name, record.as_ref()?)))
+        existing.details.profiles.iter().filter_map(|(name, record)| Some((name, record.as_ref()?)))
     {
         for changed in with_limits(record) {
-            look(&|world| drop(world.there.details.profiles.insert(name.clone(), Some(changed.clone()))));
+            reconcile(&|world| {
+                drop(world.observed.details.profiles.insert(name.clone(), Some(changed.clone())))
+            });
         }
     }
     looks
 }
 
-/// Two numbers of which each can be are together more than one of them holds.
+/// The sum of two valid numbers overflows.
 #[test]
 fn what_gateways_say_together_is_looked_at() {
-    let with_gateways = tenants().into_iter().filter(|world| world.there.demand.is_some());
+    let with_gateways = tenants().into_iter().filter(|world| world.observed.demand.is_some());
     let mut looks = 0;
     for mut world in with_gateways {
         let said = world.demand().gateways().to_vec();
@@ -149,8 +151,8 @@ fn what_gateways_say_together_is_looked_at() {
             world.say(most);
             looks += 1;
         }
-        let (_, steps, stated) = world.look_and_state();
-        check(&world, &steps, &stated);
+        let (_, diff, stated) = world.look_and_state();
+        check(&world, &diff, &stated);
     }
     assert!(looks >= 4, "{looks}");
 }
@@ -162,25 +164,25 @@ fn corrupt_objects_are_reconciled_and_others_healed_meanwhile() {
     neighbour.owner.metadata.name = Some("other".to_owned());
     neighbour.owner.metadata.uid = Some("uid-2".to_owned());
     neighbour.settle();
-    let functions = neighbour.there.pods.len();
+    let functions = neighbour.observed.pods.len();
     let mut dice = SeededChoices::Thrown(7);
-    let (mut spoiled, mut looks) = (0, 0);
-    while spoiled < OBJECTS[usize::from(is_nightly())] {
+    let (mut corrupted, mut looks) = (0, 0);
+    while corrupted < OBJECTS[usize::from(is_nightly())] {
         let mut world = tenants[looks % tenants.len()].clone();
         for _ in 0..=dice.below(AT_ONCE) {
-            spoiled += usize::from(dice.spoil_world(&mut world));
+            corrupted += usize::from(dice.spoil_world(&mut world));
         }
         as_read(&mut world);
-        let (_, steps, stated) = world.look_and_state();
-        check(&world, &steps, &stated);
-        let others = OtherFunctions::of("theirs", [("spoiled", world.silence)]);
-        is_healed(&neighbour, looks % functions, &world.there.pods, others);
+        let (_, diff, stated) = world.look_and_state();
+        check(&world, &diff, &stated);
+        let others = OtherDeployments::sum("theirs", [("spoiled", world.function_counts)]);
+        is_healed(&neighbour, looks % functions, &world.observed.pods, others);
         looks += 1;
     }
-    println!("{spoiled} spoiled objects in {looks} looks");
+    println!("{corrupted} spoiled objects in {looks} looks");
 }
 
-/// Spoiled objects are replaced, and then everything is as it was.
+/// Corrupted objects are replaced, and then the state is as before.
 #[test]
 fn what_a_tenant_spoiled_is_healed() {
     let mut reference = World::new(json!({"replicas": 2}));
@@ -189,11 +191,11 @@ fn what_a_tenant_spoiled_is_healed() {
         let mut world = World::new(json!({"replicas": 2}));
         world.settle();
         let mut dice = SeededChoices::Thrown(seed);
-        let spoiled = &mut world.there;
-        dice.spoil_option(&mut spoiled.model);
-        dice.spoil_option(&mut spoiled.routing);
-        dice.spoil_one(&mut spoiled.services);
-        spoiled.services.retain(|service| service.uid().is_some_and(|uid| !uid.starts_with("another")));
+        let corrupted = &mut world.observed;
+        dice.spoil_option(&mut corrupted.model);
+        dice.spoil_option(&mut corrupted.routing);
+        dice.spoil_one(&mut corrupted.services);
+        corrupted.services.retain(|service| service.uid().is_some_and(|uid| !uid.starts_with("another")));
         as_read(&mut world);
         world.settle();
         assert_eq!(world.names(), reference.names(), "seed {seed}");

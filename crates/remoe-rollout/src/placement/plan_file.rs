@@ -1,4 +1,4 @@
-//! Plan files: from JSON to a placement, with the field named that is wrong.
+//! Parses plan files into placements; errors name the invalid field.
 
 use super::{MoeLayer, Placement, PlacementError, RemoteGroup, RemoteSet, check_replicas};
 use remoe_proto::parse_listing;
@@ -8,7 +8,7 @@ use serde::{Deserialize, Deserializer};
 use serde_json::Value;
 use std::collections::BTreeMap;
 
-/// A plan as a file: layers by the model's layer ids, or all MoE layers by position.
+/// Plan file: layers by index, or all MoE layers by position.
 #[derive(Deserialize)]
 struct PlanFile {
     #[serde(default)]
@@ -28,7 +28,7 @@ struct PlanLayer {
 
 #[derive(Deserialize)]
 struct PlanGroup {
-    /// A listing: `1:0-3,2:7`.
+    /// Listing of experts: `1:0-3,2:7`.
     experts: String,
     replicas: Option<u32>,
     #[serde(default, deserialize_with = "whole_bytes")]
@@ -36,11 +36,11 @@ struct PlanGroup {
     vcpus: Option<f64>,
 }
 
-/// Bytes as any JSON number, rounded up: `1.5e9` is one.
+/// Deserialises bytes from any JSON number, rounded up, such as `1.5e9`.
 fn whole_bytes<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<u64>, D::Error> {
     match Option::<f64>::deserialize(deserializer)? {
         None => Ok(None),
-        // In range, so that the conversion is exact.
+        // In range, so the conversion is exact.
         Some(bytes) if (0.0..=1e15).contains(&bytes) => Ok(Some(bytes.ceil() as u64)),
         Some(bytes) => {
             Err(D::Error::custom(format!("is {bytes}, expected a number of bytes from 0 to 1e15")))
@@ -48,21 +48,21 @@ fn whole_bytes<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<u64>
     }
 }
 
-/// The group (by index) that hosts each expert (by layer id and expert id) that is in one.
+/// Index of the group that hosts each expert, by layer and expert.
 type Grouped = BTreeMap<(u32, u32), usize>;
 
-/// The placement that the plan `json` means for `model`.
+/// Parses the plan `json` into a placement for `model`.
 pub(super) fn read(model: &[MoeLayer], json: &str) -> Result<Placement, PlacementError> {
     let not_json = |error: serde_json::Error| PlacementError::new("", format!("invalid plan: {error}"));
     let mut value: Value = serde_json::from_str(json).map_err(not_json)?;
-    // The planner's whole answer contains the plan.
+    // The planner's complete output contains the plan.
     let plan = value.get_mut("plan").map(Value::take).unwrap_or(value);
     if !plan.is_object() {
         return Err(PlacementError::new("", "invalid plan: expected a JSON object"));
     }
     let plan: PlanFile = serde_path_to_error::deserialize(plan).map_err(|error| {
         let at = error.path().to_string();
-        // A path of `.` is the plan itself.
+        // The path `.` is the plan itself.
         PlacementError::new(if at == "." { String::new() } else { at }, error.into_inner().to_string())
     })?;
     let by_position = by_position(model, &plan)?;
@@ -78,8 +78,9 @@ pub(super) fn read(model: &[MoeLayer], json: &str) -> Result<Placement, Placemen
             None => model.get(index),
             Some(id) => model.iter().find(|moe| moe.layer == id),
         };
-        let moe =
-            *moe.ok_or_else(|| PlacementError::new(format!("{field}.layer"), not_moe(model, entry.layer)))?;
+        let moe = *moe.ok_or_else(|| {
+            PlacementError::new(format!("{field}.layer"), unknown_layer(model, entry.layer))
+        })?;
         if sets.insert(moe.layer, remote_set(&field, moe, entry, &grouped)?).is_some() {
             let message = format!("layer {} is listed twice", moe.layer);
             return Err(PlacementError::new(format!("{field}.layer"), message));
@@ -88,7 +89,7 @@ pub(super) fn read(model: &[MoeLayer], json: &str) -> Result<Placement, Placemen
     Ok(Placement::of(sets.into_values().flatten().collect(), groups))
 }
 
-/// Reports if layers are named by their position among the model's MoE layers.
+/// Returns whether layers are named by their position among the model's MoE layers.
 fn by_position(model: &[MoeLayer], plan: &PlanFile) -> Result<bool, PlacementError> {
     let listed = plan.layers.len();
     let by_id = plan.layers.iter().filter(|entry| entry.layer.is_some()).count();
@@ -109,7 +110,7 @@ fn by_position(model: &[MoeLayer], plan: &PlanFile) -> Result<bool, PlacementErr
     Ok(by_id == 0)
 }
 
-/// A group, whose experts are noted in `grouped`.
+/// Parses a group, and adds its experts to `grouped`.
 fn group(
     model: &[MoeLayer],
     by_position: bool,
@@ -117,10 +118,11 @@ fn group(
     entry: &PlanGroup,
     grouped: &mut Grouped,
 ) -> Result<RemoteGroup, PlacementError> {
-    let wrong = |name: &str, message: String| PlacementError::new(format!("groups[{index}].{name}"), message);
-    let listed = parse_listing(&entry.experts).map_err(|error| wrong("experts", error.to_string()))?;
+    let invalid =
+        |name: &str, message: String| PlacementError::new(format!("groups[{index}].{name}"), message);
+    let listed = parse_listing(&entry.experts).map_err(|error| invalid("experts", error.to_string()))?;
     if listed.is_empty() {
-        return Err(wrong("experts", "is empty, expected at least one expert".to_owned()));
+        return Err(invalid("experts", "is empty, expected at least one expert".to_owned()));
     }
     let mut hosted = Vec::with_capacity(listed.len());
     for set in listed {
@@ -135,17 +137,17 @@ fn group(
                     model.len(),
                     set.layer
                 ),
-                false => not_moe(model, Some(set.layer)),
+                false => unknown_layer(model, Some(set.layer)),
             };
-            return Err(wrong("experts", message));
+            return Err(invalid("experts", message));
         };
         for &expert in &set.experts {
             if expert >= moe.experts {
-                return Err(wrong("experts", no_expert(expert, *moe)));
+                return Err(invalid("experts", unknown_expert(expert, *moe)));
             }
             if let Some(other) = grouped.insert((moe.layer, expert), index) {
                 let message = format!("expert {expert} of layer {} is already in groups[{other}]", moe.layer);
-                return Err(wrong("experts", message));
+                return Err(invalid("experts", message));
             }
         }
         hosted.push(LayerExperts { layer: moe.layer, experts: set.experts });
@@ -153,18 +155,18 @@ fn group(
     let replicas = entry.replicas.unwrap_or(1);
     check_replicas(&format!("groups[{index}].replicas"), replicas)?;
     if entry.memory_bytes == Some(0) {
-        return Err(wrong("memory_bytes", EMPTY_FUNCTION.to_owned()));
+        return Err(invalid("memory_bytes", EMPTY_FUNCTION.to_owned()));
     }
     let cpu_millis = match entry.vcpus {
         None => None,
         Some(vcpus) if !(1e-3..=1e6).contains(&vcpus) => {
-            return Err(wrong("vcpus", format!("is {vcpus}, expected 0.001 to 1e6")));
+            return Err(invalid("vcpus", format!("is {vcpus}, expected 0.001 to 1e6")));
         }
         Some(_) if entry.memory_bytes.is_none() => {
             let message = "requires memory_bytes: limit a function in both or in neither";
-            return Err(wrong("vcpus", message.to_owned()));
+            return Err(invalid("vcpus", message.to_owned()));
         }
-        // In range, so that the conversion is exact up to the rounding.
+        // In range, so the conversion is exact up to rounding.
         Some(vcpus) => Some((vcpus * 1000.0).round() as u64),
     };
     Ok(RemoteGroup { hosted, replicas, memory_bytes: entry.memory_bytes, cpu_millis })
@@ -172,7 +174,8 @@ fn group(
 
 const EMPTY_FUNCTION: &str = "is 0, expected the memory of a function in bytes";
 
-/// Returns the experts that an entry of `layers` makes remote beside the groups; `None` if groups host all of them.
+/// Returns the experts that an entry of `layers` makes remote in addition to the groups; `None` if groups host all of
+/// them.
 fn remote_set(
     field: &str,
     moe: MoeLayer,
@@ -183,7 +186,7 @@ fn remote_set(
     experts.sort_unstable();
     for (index, id) in entry.remote.iter().enumerate() {
         let message = if *id >= moe.experts {
-            no_expert(*id, moe)
+            unknown_expert(*id, moe)
         } else if entry.remote[..index].contains(id) {
             format!("expert {id} is listed twice")
         } else {
@@ -212,7 +215,7 @@ fn remote_set(
             }
         };
     }
-    // The planner gives an empty set no replicas.
+    // The planner gives empty sets no replicas.
     let replicas = entry.replicas.unwrap_or(1);
     if !experts.is_empty() {
         check_replicas(&format!("{field}.replicas"), replicas)?;
@@ -224,11 +227,11 @@ fn remote_set(
     Ok(Some(RemoteSet { experts, replicas, memory_bytes: entry.memory_bytes }))
 }
 
-fn no_expert(id: u32, moe: MoeLayer) -> String {
+fn unknown_expert(id: u32, moe: MoeLayer) -> String {
     format!("expected an expert from 0 to {} of layer {}, got {id}", moe.experts - 1, moe.layer)
 }
 
-fn not_moe(model: &[MoeLayer], layer: Option<u32>) -> String {
+fn unknown_layer(model: &[MoeLayer], layer: Option<u32>) -> String {
     let known: Vec<String> = model.iter().map(|moe| moe.layer.to_string()).collect();
     format!(
         "expected an MoE layer of the model ({}), got {}",

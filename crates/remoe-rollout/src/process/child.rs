@@ -1,4 +1,4 @@
-//! One child process from its start to its end.
+//! Watcher of one child process.
 
 use crate::activity::Activity;
 use crate::cgroup::Cgroup;
@@ -14,59 +14,59 @@ use std::time::Duration;
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::{Instant, sleep_until, timeout};
 
-/// The launcher's record of one child.
+/// Record of one child in the launcher.
 pub(crate) struct Child {
     pub(crate) observed: ObservedFunction,
-    /// Asks the child's watcher to stop it within a grace.
+    /// Sends a grace period to the child's watcher to stop the child.
     pub(crate) stop: mpsc::Sender<Duration>,
-    /// Limits of its resources.
+    /// Control group with its resource limits.
     pub(crate) group: Option<Arc<Cgroup>>,
 }
 
 impl Child {
     fn announced(&mut self, announcement: &Announcement) {
-        // A child that is being stopped does not come back into service.
+        // A child that is being stopped does not return to service.
         if self.observed.phase == FunctionPhase::Starting {
             self.observed.phase = FunctionPhase::Listening {
                 grpc: announcement.grpc,
                 http: announcement.http,
-                // What speaks HTTP has its metrics there.
+                // An HTTP server also serves the metrics.
                 metrics: announcement.metrics.or(announcement.http),
             };
         }
     }
 }
 
-/// Inputs of the task that watches a child.
+/// State of the task that watches a child.
 pub(crate) struct ChildWatch {
     pub(crate) number: u64,
     pub(crate) name: String,
     pub(crate) pid: u32,
     pub(crate) process: tokio::process::Child,
-    /// Limits of its resources.
+    /// Control group with its resource limits.
     pub(crate) group: Option<Arc<Cgroup>>,
     pub(crate) stop_requests: mpsc::Receiver<Duration>,
     pub(crate) announce_timeout: Duration,
-    /// Progress that prolongs this.
+    /// Progress that extends this timeout.
     pub(crate) activity: Activity,
     pub(crate) sink: LogSink,
     pub(crate) shared: Arc<LauncherShared>,
 }
 
-/// Once a child is gone its output is read for this long: a grandchild may hold the pipes open.
-const LAST_OUTPUT: Duration = Duration::from_millis(500);
+/// Time for which output is read after the child ended: a grandchild may hold the pipes open.
+const OUTPUT_GRACE: Duration = Duration::from_millis(500);
 
-/// Follows a child until it has ended, and records what becomes of it.
+/// Watches a child until it ends, and records its state.
 pub(crate) async fn watch(mut watched: ChildWatch) {
     let tail = Arc::new(Mutex::new(Tail::default()));
     let (announced, announcement) = oneshot::channel();
     let mut output = tokio::spawn(read_output(&mut watched, tail.clone(), announced));
     let (status, cause) = follow(&mut watched, announcement).await;
-    if timeout(LAST_OUTPUT, &mut output).await.is_err() {
+    if timeout(OUTPUT_GRACE, &mut output).await.is_err() {
         output.abort();
     }
-    let starved = watched.group.as_ref().is_some_and(|group| group.ran_out_of_memory());
-    let cause = cause.or_else(|| starved.then(|| "exceeded its memory limit".to_owned()));
+    let out_of_memory = watched.group.as_ref().is_some_and(|group| group.ran_out_of_memory());
+    let cause = cause.or_else(|| out_of_memory.then(|| "exceeded its memory limit".to_owned()));
     let log = tail.lock().unwrap_or_else(PoisonError::into_inner).lines();
     let ending = Ending {
         code: status.and_then(|status| status.code()),
@@ -77,7 +77,7 @@ pub(crate) async fn watch(mut watched: ChildWatch) {
     watched.shared.update(watched.number, |child| child.observed.phase = FunctionPhase::Ended(ending));
 }
 
-/// Waits for the end of the child while it serves announcement, deadlines and requests to stop.
+/// Waits for the end of the child while handling its announcement, deadlines and stop requests.
 async fn follow(
     watched: &mut ChildWatch,
     mut announcement: oneshot::Receiver<Announcement>,
@@ -85,38 +85,39 @@ async fn follow(
     let mut cause = None;
     let mut listening_for = true;
     let started = Instant::now();
-    let due = |watched: &ChildWatch| watched.activity.deadline(started, watched.announce_timeout);
-    let mut announce_by = Some(due(watched));
+    let announce_deadline =
+        |watched: &ChildWatch| watched.activity.deadline(started, watched.announce_timeout);
+    let mut announce_by = Some(announce_deadline(watched));
     let mut kill_at: Option<Instant> = None;
     loop {
-        let wake = [announce_by, kill_at].into_iter().flatten().min();
+        let next_deadline = [announce_by, kill_at].into_iter().flatten().min();
         tokio::select! {
             status = watched.process.wait() => return (status.ok(), cause),
-            heard = &mut announcement, if listening_for => {
+            received = &mut announcement, if listening_for => {
                 listening_for = false;
-                // A child that closed its output unheard meets the deadline.
-                if let Ok(heard) = heard {
+                // A child that closed its output without announcing runs into the deadline.
+                if let Ok(received) = received {
                     announce_by = None;
-                    watched.shared.update(watched.number, |child| child.announced(&heard));
+                    watched.shared.update(watched.number, |child| child.announced(&received));
                 }
             }
             Some(grace) = watched.stop_requests.recv() => {
                 announce_by = None;
                 let end = Instant::now() + grace;
-                // A later request can only shorten the time that is left.
+                // A later request can only shorten the remaining time.
                 kill_at = Some(kill_at.map_or(end, |earlier| earlier.min(end)));
                 if !grace.is_zero() {
                     terminate(watched.pid);
                 }
             }
-            () = sleep_until(wake.unwrap_or_else(Instant::now)), if wake.is_some() => {
+            () = sleep_until(next_deadline.unwrap_or_else(Instant::now)), if next_deadline.is_some() => {
                 if announce_by.is_some() && kill_at.is_none() {
-                    let later = due(watched);
-                    if later > Instant::now() {
-                        announce_by = Some(later);
+                    let extended = announce_deadline(watched);
+                    if extended > Instant::now() {
+                        announce_by = Some(extended);
                         continue;
                     }
-                    cause = Some(silent(watched.announce_timeout, &watched.activity.what()));
+                    cause = Some(no_announcement(watched.announce_timeout, &watched.activity.what()));
                 }
                 (announce_by, kill_at) = (None, None);
                 kill(watched.pid);
@@ -125,30 +126,30 @@ async fn follow(
     }
 }
 
-/// Why a child is ended that has not announced itself.
-fn silent(timeout: Duration, what: &str) -> String {
+/// Returns the reason to kill a child that did not announce itself.
+fn no_announcement(timeout: Duration, what: &str) -> String {
     match what {
         "" => format!("did not announce its address within {timeout:?}"),
         what => format!("made no progress for {timeout:?}: {what}; raise --ready-timeout to wait longer"),
     }
 }
 
-/// Asks the child to drain. It has not been waited for, so its id is still its own.
+/// Asks the child to drain. It was not reaped yet, so its id is still valid.
 fn terminate(pid: u32) {
     if let Some(pid) = Pid::from_raw(pid.cast_signed()) {
-        // The only failure is that it has ended meanwhile.
+        // It can only fail if the child has ended meanwhile.
         let _gone = kill_process(pid, Signal::TERM);
     }
 }
 
-/// Ends the child's process group, stopped members included.
+/// Kills the child's process group, including stopped members.
 fn kill(pid: u32) {
     if let Some(pid) = Pid::from_raw(pid.cast_signed()) {
         let _gone = kill_process_group(pid, Signal::KILL);
     }
 }
 
-/// Reads both streams of the child until they end: everything is a log line but the announcement.
+/// Reads both streams of the child until they end; every line is a log line, except the announcement.
 fn read_output(
     watched: &mut ChildWatch,
     tail: Arc<Mutex<Tail>>,
@@ -166,7 +167,7 @@ fn read_output(
             let Some(stdout) = stdout else { return };
             each_line(stdout, |line| {
                 match (serde_json::from_str(line), announced.take()) {
-                    // The watcher is gone only when the child is.
+                    // The receiver is dropped only when the child has ended.
                     (Ok(announcement), Some(sender)) => drop(sender.send(announcement)),
                     (_, sender) => {
                         announced = sender;

@@ -1,4 +1,4 @@
-//! Limits that the kernel enforces, where this process may make control groups.
+//! Limits that the kernel enforces, if this process may create control groups.
 
 use remoe_test_support::fake;
 
@@ -16,7 +16,7 @@ fn cgroups() -> Option<Arc<Cgroups>> {
     Cgroups::find().inspect_err(|error| eprintln!("skipped: {error}")).ok()
 }
 
-/// How a function with `body` as its script ends within `limits`.
+/// Runs a function with the script `body` under `limits`. Returns its exit.
 async fn ending(cgroups: Arc<Cgroups>, body: &str, limits: ResourceLimits) -> Ending {
     let folder = tempfile::tempdir().unwrap();
     let program = fake::script(folder.path(), "function", &format!("#!/bin/sh\n{body}\n"));
@@ -50,7 +50,7 @@ async fn ending(cgroups: Arc<Cgroups>, body: &str, limits: ResourceLimits) -> En
 async fn function_over_memory_limit_is_killed_with_stated_cause() {
     let Some(cgroups) = cgroups() else { return };
     let limits = ResourceLimits { cpu_millis: 1000, memory_bytes: 64 << 20 };
-    // A second before it needs the memory: it is in its group by then.
+    // It waits a second before it needs the memory, so that it is in its group by then.
     let greedy = "sleep 0.5; exec python3 -c 'x = bytearray(512 << 20)'";
     let ended = ending(cgroups.clone(), greedy, limits).await;
     assert_eq!(ended.signal, Some(9), "{ended:?}");
@@ -62,7 +62,7 @@ async fn function_over_memory_limit_is_killed_with_stated_cause() {
 #[tokio::test]
 async fn a_quota_bounds_cpu_time() {
     let Some(cgroups) = cgroups() else { return };
-    // Busy for a second of wall time; says how many milliseconds of CPU it got.
+    // Busy for a second of wall time; prints the CPU milliseconds that it got.
     let busy = "sleep 0.3; exec python3 -c '
 import time
 start, cpu = time.monotonic(), time.process_time()
@@ -70,6 +70,6 @@ while time.monotonic() - start < 1: pass
 raise SystemExit(int((time.process_time() - cpu) * 100))'";
     let limits = ResourceLimits { cpu_millis: 200, memory_bytes: 1 << 30 };
     let got = ending(cgroups, busy, limits).await.code.unwrap();
-    // 20 of 100 hundredths, and what was saved up before.
+    // 20 %, plus unused quota from before.
     assert!((1..=30).contains(&got), "{got}");
 }

@@ -1,7 +1,8 @@
-//! The pure step: tables of situations.
+//! Pure step for processes: tables of situations.
 
-use crate::scene;
+use crate::fixtures;
 
+use fixtures::{ended, instance, listening, seconds, wanted};
 use remoe_proto::v1::LayerExperts;
 use remoe_rollout::action::Action;
 use remoe_rollout::decide::{Desired, Instance, RolloutTimeouts, decide};
@@ -9,10 +10,9 @@ use remoe_rollout::memory::{FIRST_PAUSE, LONGEST_PAUSE, ROUTING_PAUSE, RestartMe
 use remoe_rollout::need::by_need;
 use remoe_rollout::time::Time;
 use remoe_rollout::{FunctionPhase, MoeLayer};
-use scene::{ended, instance, listening, seconds, wanted};
 use std::time::Duration;
 
-/// The actions, shortly.
+/// Formats the actions.
 fn shown(actions: &[Action]) -> Vec<String> {
     let show = |action: &Action| match action {
         Action::Start { name } => format!("start {name}"),
@@ -28,7 +28,7 @@ fn shown(actions: &[Action]) -> Vec<String> {
     actions.iter().map(show).collect()
 }
 
-/// Decides and takes note, as the loop does.
+/// Decides and records the actions, as the loop does.
 fn step(desired: &Desired, instances: &[Instance], memory: &mut RestartMemory, now: Time) -> Vec<String> {
     let actions = decide(desired, instances, memory, now);
     for action in &actions {
@@ -37,7 +37,7 @@ fn step(desired: &Desired, instances: &[Instance], memory: &mut RestartMemory, n
     shown(&actions)
 }
 
-/// A memory in which `main` and `endpoints` have a generation in force.
+/// Returns a memory in which a generation is in force.
 fn settled(desired: &Desired, instances: &[Instance]) -> RestartMemory {
     let mut memory = RestartMemory::default();
     let actions = step(desired, instances, &mut memory, Time::ZERO);
@@ -67,7 +67,7 @@ fn the_first_generation_waits_for_every_remote_function() {
     assert!(step(&desired, &instances, &mut memory, Time::ZERO).is_empty());
     instances[2].unready_since = None;
     assert_eq!(step(&desired, &instances, &mut memory, Time::ZERO), ["route 1 m -> [a b]"]);
-    // It is under way: no second push, and none of the same when it is in force.
+    // During a push there is no second one, and none of the same routing afterwards.
     assert!(step(&desired, &instances, &mut memory, Time::ZERO).is_empty());
     memory.routed(true, Time::ZERO);
     assert!(step(&desired, &instances, &mut memory, Time::ZERO).is_empty());
@@ -123,8 +123,8 @@ fn a_new_main_function_gets_a_generation_of_its_own_at_once() {
     assert_eq!(actions, ["route 2 n -> [b]"]);
 }
 
-/// Asleep, everything ends at once and nothing is started; woken, everything starts at once, and the first
-/// generation waits for all of it, but not for what fails meanwhile.
+/// Asleep, everything ends at once and nothing starts. Woken, everything starts at once, and the first generation
+/// waits for all functions that do not fail meanwhile.
 #[test]
 fn a_sleep_is_not_a_failure() {
     let mut desired = wanted(2);
@@ -137,7 +137,7 @@ fn a_sleep_is_not_a_failure() {
     desired.asleep = true;
     let now = seconds(1.0);
     assert_eq!(step(&desired, &instances, &mut memory, now), ["kill m", "kill a", "kill b"]);
-    // Wherever it stands, the main function ends first: it must not report that the others are gone.
+    // The main function ends first, wherever it is listed, so that it does not report the others as gone.
     let reversed: Vec<Instance> = instances.iter().rev().cloned().collect();
     assert_eq!(step(&desired, &reversed, &mut memory, now), ["kill m", "kill b", "kill a"]);
     instances.iter_mut().for_each(|one| one.observed.phase = ended(None));
@@ -155,7 +155,7 @@ fn a_sleep_is_not_a_failure() {
     assert_eq!(step(&desired, &instances, &mut memory, now), ["forget d", "route 2 n -> [c]"]);
 }
 
-/// Three groups with two replicas each; those who wait use the second group's experts most, then the third's.
+/// Three groups with two replicas each; waiting requests use the second group's experts most, then the third's.
 fn skewed() -> Desired {
     let mut desired = wanted(6);
     for (at, function) in desired.functions.iter_mut().skip(1).enumerate() {
@@ -173,7 +173,7 @@ fn what_those_who_wait_need_most_starts_first() {
     let started = ["main", "group-1-0", "group-2-0", "group-0-0", "group-1-1", "group-2-1", "group-0-1"];
     let actions = decide(&desired, &[], &RestartMemory::default(), Time::ZERO);
     assert_eq!(shown(&actions), started.map(|name| format!("start {name}")));
-    // Of groups that are needed alike, by name.
+    // Equally needed groups are ordered by name.
     let mut alike = skewed();
     by_need(&mut alike.functions, &[MoeLayer { layer: 1, experts: 4 }], &[vec![0.25; 4]]);
     let names: Vec<&str> = alike.functions.iter().map(|function| function.name.as_str()).collect();
@@ -191,18 +191,18 @@ fn limited_starts_proceed_in_order_one_after_the_other() {
         instance("c", "group-1-0", FunctionPhase::Starting),
         instance("e", "group-2-0", listening()),
     ];
-    // The first generation of all waits for everything.
+    // The very first generation waits for everything.
     assert_eq!(step(&desired, &instances, &mut memory, now), ["start group-0-0"]);
     instances.push(instance("a", "group-0-0", listening()));
     instances[3].unready_since = Some(now);
     assert!(step(&desired, &instances, &mut memory, now).is_empty(), "it listens, and has no experts yet");
-    // One that ended is not waited for: the next one starts in its place.
+    // An ended function is not awaited: the next one starts in its place.
     instances[1].observed.phase = ended(Some(9));
     assert_eq!(step(&desired, &instances, &mut memory, now), ["give up group-1-0", "start group-1-1"]);
 }
 
-/// Requests that wait are served by the functions that start with the main function; it loads the experts of the others
-/// itself until they are there.
+/// Waiting requests are served by the functions that start with the main function; it loads the other experts itself
+/// until their functions are ready.
 #[test]
 fn a_wake_with_limited_starts_serves_with_the_first_ones() {
     let limited = Desired { starts_at_once: Some(2), ..skewed() };
@@ -243,8 +243,7 @@ fn with_all_remote_functions_gone_the_generation_in_force_stays() {
     assert_eq!(step(&desired, &instances, &mut memory, Time::ZERO), ["route 2 m -> [b]"]);
 }
 
-/// Two groups of one function each: while one is gone the other is followed wherever it goes, and so is a
-/// new main function.
+/// Two groups of one function each: while one is gone, routing follows the other one and a new main function.
 #[test]
 fn a_group_that_is_gone_keeps_nothing_from_the_others() {
     let mut desired = wanted(2);
@@ -276,7 +275,7 @@ fn main_function_may_be_silent_during_generation_switch() {
     let instances = [instance("m", "main", listening())];
     let mut memory = RestartMemory::default();
     assert_eq!(step(&desired, &instances, &mut memory, Time::ZERO), ["route 1 m -> []"]);
-    let later = desired.patience.main_silence + seconds(1.0);
+    let later = desired.timeouts.main_silence + seconds(1.0);
     assert!(step(&desired, &instances, &mut memory, later).is_empty());
     memory.routed(true, later);
     assert_eq!(step(&desired, &instances, &mut memory, later), ["kill m"]);
@@ -287,7 +286,7 @@ fn silence_is_ended_after_the_patience_for_the_role() {
     let desired = wanted(1);
     let instances = [instance("m", "main", listening()), instance("a", "group-0-0", listening())];
     let mut memory = settled(&desired, &instances);
-    let RolloutTimeouts { remote_silence, main_silence, .. } = desired.patience;
+    let RolloutTimeouts { remote_silence, main_silence, .. } = desired.timeouts;
     let just = Duration::from_nanos(1);
     assert!(step(&desired, &instances, &mut memory, remote_silence).is_empty());
     let actions = step(&desired, &instances, &mut memory, remote_silence + just);
@@ -299,7 +298,7 @@ fn silence_is_ended_after_the_patience_for_the_role() {
 #[test]
 fn a_function_that_answers_but_never_gets_ready_is_ended() {
     let desired = wanted(1);
-    let now = desired.patience.ready + seconds(1.0);
+    let now = desired.timeouts.ready + seconds(1.0);
     let mut stuck = instance("a", "group-0-0", listening());
     (stuck.answered, stuck.unready_since) = (now, Some(Time::ZERO));
     let mut starting = instance("m", "main", FunctionPhase::Starting);
@@ -399,7 +398,7 @@ fn unpushed_generation_is_followed_by_a_greater_one() {
     assert!(!memory.found((1 << 40) + 1, now), "what is being pushed may be in force already");
     memory.routed(true, now);
     assert_eq!(memory.in_force().unwrap().0, (1 << 40) + 1);
-    // Where numbers end they stay.
+    // Numbers saturate.
     assert!(memory.found(u64::MAX, now));
     let now = now + ROUTING_PAUSE;
     assert_eq!(step(&desired, &instances, &mut memory, now), [format!("route {} m -> []", u64::MAX)]);
@@ -443,12 +442,12 @@ fn a_revision_without_remote_functions_needs_none() {
     assert!(step(&local, &instances, &mut memory, seconds(1.0)).is_empty());
 }
 
-/// A place of `desired` sleeps beside the main function from now on.
+/// Puts a slot of `desired` to sleep while the main function runs.
 fn resting(desired: &Desired, places: &[&str]) -> Desired {
     Desired { resting: places.iter().map(|place| (*place).to_owned()).collect(), ..desired.clone() }
 }
 
-/// Two groups, of which each hosts one expert.
+/// Two groups with one expert each.
 fn apart() -> Desired {
     let mut desired = wanted(2);
     desired.remote = vec![LayerExperts { layer: 1, experts: vec![3, 5] }];
@@ -479,11 +478,11 @@ fn group_sleeps_after_its_route_is_gone_and_returns_when_ready() {
     assert_eq!(step(&asleep, &instances, &mut memory, now), ["forget a"]);
     instances.remove(1);
     assert!(step(&asleep, &instances, &mut memory, now).is_empty(), "it is not started again");
-    // The main function dies meanwhile: the next one serves without those that sleep.
+    // The main function dies meanwhile: the next one serves without the sleeping groups.
     instances[0] = instance("n", "main", listening());
     assert_eq!(step(&asleep, &instances, &mut memory, now), ["route 3 n -> [b]"]);
     memory.routed(true, now);
-    // Asked for: it starts at once, and is killed while it does. The other group goes on meanwhile.
+    // It is used, so it starts at once, and is killed during its start. The other group continues.
     assert_eq!(step(&desired, &instances, &mut memory, now), ["start group-0-0"]);
     instances.push(instance("c", "group-0-0", ended(None)));
     assert_eq!(step(&desired, &instances, &mut memory, now), ["forget c"]);
@@ -509,7 +508,7 @@ fn a_group_that_is_woken_before_it_ended_goes_on() {
     assert_eq!(step(&desired, &instances, &mut memory, Time::ZERO), ["route 3 m -> [a b]"]);
 }
 
-/// Others that wake are waited for neither by a group that wakes nor by one whose function was replaced.
+/// Neither a waking group nor a replaced function waits for other waking groups.
 #[test]
 fn a_group_that_wakes_holds_nothing_up() {
     let desired = apart();

@@ -1,7 +1,8 @@
-//! The pure step over simulated lives: whatever happens, the deployment comes back.
+//! Pure step over simulated time: whatever happens, the deployment recovers.
 
-use crate::scene;
+use crate::fixtures;
 
+use fixtures::{ended, instance, listening, wanted};
 use proptest::prelude::*;
 use remoe_process::Role;
 use remoe_rollout::action::Action;
@@ -9,10 +10,9 @@ use remoe_rollout::decide::{Desired, Instance, decide};
 use remoe_rollout::memory::RestartMemory;
 use remoe_rollout::time::Time;
 use remoe_rollout::{FunctionId, FunctionPhase};
-use scene::{ended, instance, listening, wanted};
 use std::time::Duration;
 
-/// Event that befalls a function between two steps.
+/// Event of a function between two steps.
 #[derive(Debug, Clone, Copy)]
 enum Disruption {
     Progress,
@@ -35,7 +35,7 @@ fn fate() -> impl Strategy<Value = (Disruption, usize)> {
     (fate, 0_usize..4)
 }
 
-/// A launcher and its functions, as far as the step can tell.
+/// Simulated launcher and its functions, as the step sees them.
 #[derive(Default)]
 struct World {
     instances: Vec<Instance>,
@@ -79,7 +79,7 @@ impl World {
         }
     }
 
-    /// Functions that are not frozen answer, and get one phase further.
+    /// Functions that are not frozen answer, and advance one phase.
     fn live(&mut self, now: Time) {
         for instance in &mut self.instances {
             if self.frozen.contains(&instance.observed.id) {
@@ -103,7 +103,7 @@ proptest! {
     ) {
         let mut desired = wanted(remotes);
         let (mut world, mut memory, mut now) = (World::default(), RestartMemory::default(), Time::ZERO);
-        // After the blows, enough quiet for the longest pause and the longest silence.
+        // After the events, enough quiet time for the longest pause and the longest silence.
         let quiet = std::iter::repeat_n((Disruption::Wake, 0), 60);
         for (fate, which) in fates.into_iter().chain(quiet) {
             now += Duration::from_millis(500);
@@ -133,7 +133,7 @@ proptest! {
             };
             let settled = |action: &Action| match action {
                 Action::Forget { .. } => true,
-                // What slept has no pause: its place is taken as soon as it is free.
+                // A function that slept has no pause: its slot is filled as soon as it is free.
                 Action::Start { name } => freed(name),
                 _ => false,
             };

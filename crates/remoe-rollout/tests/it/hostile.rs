@@ -1,4 +1,4 @@
-//! Main functions that answer the calls of their launcher, or operator, with anything.
+//! Hostile main functions that return arbitrary answers to their launcher or operator.
 
 use prost::Message;
 use prost::bytes::{Buf, BufMut, Bytes};
@@ -22,12 +22,12 @@ use tonic::server::{Grpc, NamedService, UnaryService};
 use tonic::transport::Server;
 use tonic::{Request, Response, Status};
 
-/// Cases in every change.
+/// Number of cases in every change.
 const FEW: usize = 300;
-/// A call is given up after this long.
+/// Timeout of a call.
 const DEADLINE: Duration = Duration::from_millis(100);
 
-/// A number of elements: few, or as many as an answer can have in bytes.
+/// Returns a number of elements: few, or as many as fit into an answer.
 fn many(dice: &mut SeededChoices) -> usize {
     *dice.one_of(&[0, 1, 3, 1025, 4097, 8193, 500_000])
 }
@@ -72,7 +72,7 @@ fn acknowledgement(dice: &mut SeededChoices) -> Vec<u8> {
     RoutingAck { generation: dice.whole(), problems, placement: String::new() }.encode_to_vec()
 }
 
-/// The bytes of an answer to a call of `method`; none: there is none.
+/// Returns the bytes of an answer to a call of `method`; absent for no answer.
 fn answer(dice: &mut SeededChoices, method: &str) -> Option<Bytes> {
     let mut bytes = match dice.below(12) {
         0 => return None,
@@ -88,7 +88,7 @@ fn answer(dice: &mut SeededChoices, method: &str) -> Option<Bytes> {
     Some(bytes.into())
 }
 
-/// Bytes as they are.
+/// Codec of raw bytes.
 #[derive(Default)]
 struct Raw;
 
@@ -126,7 +126,7 @@ impl Decoder for Raw {
     }
 }
 
-/// A main function; each call is a case.
+/// Hostile main function; each call is a case.
 #[derive(Clone)]
 struct HostileMain {
     cases: Cases,
@@ -195,7 +195,7 @@ async fn generated_answers_of_main_functions_do_no_harm() {
             .is_ok(),
             1 => control::all_experts_read(address, DEADLINE).await.is_ok(),
             2 => control::describe_uses(address, DEADLINE).await.is_ok_and(|said| {
-                // What passes has as many elements as models have.
+                // Accepted answers have no more elements than models have.
                 assert!(said.pairs.len() <= 1024 && said.work.len() <= 8192 && said.local.len() <= 1024);
                 assert!(said.pairs.iter().all(|pairs| pairs.experts.len().max(pairs.pairs.len()) <= 4096));
                 true
@@ -207,6 +207,6 @@ async fn generated_answers_of_main_functions_do_no_harm() {
     println!("{taken} taken, {refused} refused");
     assert!(taken > 0 && refused > 0);
     assert_eq!(panics.load(Ordering::SeqCst), 0);
-    // Both ends are in this process.
+    // Client and server are in this process.
     has_grown_little(before, chart_limit("resources"));
 }

@@ -1,4 +1,4 @@
-//! Placement: which experts are remote, and where.
+//! Placement of experts.
 
 use proptest::prelude::*;
 use remoe_proto::{format_listing, parse_listing};
@@ -47,7 +47,7 @@ fn replicas_of_planned_memory_are_processes_of_their_own() {
 fn ratio_takes_least_used_experts_if_usage_is_known() {
     let model = model(&[(1, 4), (3, 4)]);
     let usage = vec![vec![0.1, 0.4, 0.2, 0.3], vec![0.25; 4]];
-    // The second layer's are all alike: the last ids, as without knowledge.
+    // The second layer's usage is uniform: the last ids, as without usage.
     for (ratio, expected) in [(0.0, ""), (0.25, "1:0,3:3"), (0.5, "1:0,2,3:2-3"), (1.0, "1:0-3,3:0-3")] {
         let placement = Placement::least_used(&model, &usage, ratio, 1).unwrap();
         assert_eq!(remote(&placement), expected, "{ratio}");
@@ -119,7 +119,7 @@ fn the_planners_output_goes_by_position() {
     assert_eq!(Placement::from_plan(&model, &whole_answer).unwrap(), placement);
 }
 
-/// Names, experts and memory of the processes.
+/// Returns names, experts and memory of the processes.
 fn described(placement: &Placement) -> Vec<(String, String, Option<u64>, Option<u64>)> {
     let processes = placement.processes().into_iter();
     processes.map(|it| (it.name, format_listing(&it.hosted), it.memory_bytes, it.cpu_millis)).collect()
@@ -140,7 +140,7 @@ fn groups_are_processes_of_their_own() {
     let alone = Placement::from_plan(&model, &format!("{{{by_id}}}")).unwrap();
     assert_eq!(remote(&alone), "1:0-3,7,5:0-1");
     assert_eq!(described(&alone), expected);
-    // Layers that say what is remote anyhow, by id and as the planner does.
+    // Layers that also list the remote experts, by index and in the planner's form.
     let layers = r#""layers":[{"layer":5,"remote":[1,0]},{"layer":1,"remote":[0,1,2,3,7],"replicas":0}]"#;
     assert_eq!(Placement::from_plan(&model, &format!("{{{by_id},{layers}}}")).unwrap(), alone);
     let by_position = groups.replace("LAYER", "0").replace("5:", "2:");

@@ -1,4 +1,4 @@
-//! The launcher of processes, with real ones.
+//! Process launcher with real processes.
 
 use remoe_test_support::fake;
 
@@ -18,7 +18,7 @@ use std::time::Duration;
 const LONG: Duration = Duration::from_secs(60);
 const ANNOUNCEMENT: &str = r#"echo '{"role":"remote","grpc":"127.0.0.1:9","start_us":1}'"#;
 
-/// A launcher whose remote function is the shell script `body`.
+/// Returns a launcher whose remote function is the shell script `body`.
 fn launcher(folder: &Path, body: &str, announce_timeout: Duration) -> ProcessLauncher {
     let program = script(folder, "function", &format!("#!/bin/sh\n{body}\n"));
     let programs = Programs { main: program.clone(), remote: program };
@@ -37,7 +37,7 @@ fn spec(role: Role) -> FunctionSpec {
     }
 }
 
-/// Waits until the function looks as it should.
+/// Waits until the function satisfies the condition.
 async fn until<T>(
     launcher: &ProcessLauncher,
     id: &FunctionId,
@@ -187,7 +187,7 @@ async fn functions_have_process_groups_of_their_own() {
     assert_eq!(rustix::process::getpgid(Some(pid)).unwrap(), pid);
 }
 
-/// Starts three functions, prints their process ids and waits for its death.
+/// Starts three functions, prints their process ids and waits to be killed.
 #[test]
 #[ignore = "a launcher to be killed, started by another test"]
 fn doomed_launcher() {
@@ -226,7 +226,7 @@ fn no_function_survives_the_death_of_its_launcher() {
         }
     }
     assert_eq!(children.len(), 3);
-    // Even one that cannot act by itself.
+    // Even one that is stopped.
     kill_process(children[1], Signal::STOP).unwrap();
     launcher.kill().unwrap();
     launcher.wait().unwrap();
@@ -240,7 +240,7 @@ fn no_function_survives_the_death_of_its_launcher() {
     }
 }
 
-/// Reports if the process runs; a process that has ended and was not waited for does not.
+/// Returns whether the process runs; zombies do not count.
 fn is_alive(pid: Pid) -> bool {
     let stat = std::fs::read_to_string(format!("/proc/{}/stat", pid.as_raw_nonzero()));
     let ended = stat.is_ok_and(|stat| stat.contains(") Z ") || stat.contains(") X "));

@@ -1,4 +1,4 @@
-//! Which functions sleep and wake together, and what was used since they were last looked at.
+//! Sleep groups, and the usage since the last poll.
 
 use remoe_process::Role;
 use remoe_proto::v1::{LayerExperts, LayerPairs};
@@ -54,7 +54,7 @@ fn what_is_new_counts_once_and_a_restart_begins_anew() {
     assert_eq!(told.note("m", &said(1, &[(2, 5), (4, 1)]), true).of(&group), 5);
     assert_eq!(told.note("m", &said(1, &[(2, 5), (4, 9)]), true).of(&group), 0);
     assert_eq!(told.note("m", &said(1, &[(2, 6), (3, 4)]), false).of(&group), 5);
-    // Nothing was said of expert 4 any more, as it is not remote; later it goes on.
+    // Expert 4 is no longer listed, as it is not remote; later its count continues.
     assert_eq!(told.note("m", &said(1, &[(4, 10)]), false).of(&[set(1, &[4])]), 1);
     assert_eq!(told.note("m", &said(1, &[(2, 1)]), false).of(&group), 1, "it counts from zero");
     assert_eq!(told.note("old", &said(1, &[(2, 700)]), false).of(&group), 0, "of before");

@@ -1,4 +1,4 @@
-//! Deployments of fake functions, from start to end.
+//! Lifecycle of deployments of fake functions.
 
 use remoe_test_support::fake;
 
@@ -26,7 +26,7 @@ fn wanted(replicas: u32, http: bool) -> Desired {
         &Placement::from_ratio(&model, 0.5, replicas).unwrap(),
         http.then(|| "127.0.0.1:0".parse().unwrap()),
         Duration::ZERO,
-        // Nothing is ended for silence on a busy machine, but where that is the test.
+        // Long timeouts, so that no function ends for silence on a busy machine, except in its own test.
         RolloutTimeouts { remote_silence: LONG, main_silence: LONG, ready: LONG },
     )
 }
@@ -50,7 +50,7 @@ async fn until(supervisor: &Supervisor, look: impl Fn(&Status) -> bool) -> Statu
     tokio::time::timeout(LONG, seen).await.expect("it never got there").unwrap().clone()
 }
 
-/// Everything serves, by a generation later than `generation`.
+/// Waits until everything serves under a generation later than `generation`.
 fn whole_after(status: &Status, generation: u64) -> bool {
     status.generation.is_some_and(|current| current > generation)
         && status.functions.iter().all(|function| function.state == FunctionState::Serving)
@@ -83,7 +83,7 @@ async fn ready_means_that_a_generation_is_in_force() {
     supervisor.shutdown(LONG).await;
 }
 
-/// Functions that host a part of a remote set say which; where the set is whole its layer says it.
+/// Endpoints with a part of a remote set list their experts; those with a complete set only name the layer.
 #[tokio::test]
 async fn the_routing_says_what_each_group_hosts() {
     let folder = tempfile::tempdir().unwrap();
@@ -91,8 +91,8 @@ async fn the_routing_says_what_each_group_hosts() {
     let plan = r#"{"groups": [{"experts": "1:0-1,3:2"}, {"experts": "1:3"}],
         "layers": [{"layer": 1, "remote": [0, 1, 3]}, {"layer": 3, "remote": [2], "replicas": 0}]}"#;
     let placement = Placement::from_plan(&model, plan).unwrap();
-    let patience = RolloutTimeouts { remote_silence: LONG, main_silence: LONG, ready: LONG };
-    let desired = deployment(&ModelOptions::default(), &placement, None, Duration::ZERO, patience);
+    let timeouts = RolloutTimeouts { remote_silence: LONG, main_silence: LONG, ready: LONG };
+    let desired = deployment(&ModelOptions::default(), &placement, None, Duration::ZERO, timeouts);
     let (supervisor, _) = supervisor(folder.path(), desired);
     let status = supervisor.ready(LONG).await.unwrap();
     let functions = status.functions[1..].iter().zip(["1:0-1,3:2", "1:3"]);
@@ -128,7 +128,7 @@ async fn killed_remote_functions_come_back_in_a_later_generation() {
 async fn a_frozen_remote_function_is_replaced() {
     let folder = tempfile::tempdir().unwrap();
     let mut desired = wanted(1, false);
-    desired.patience.remote_silence = Duration::from_secs(3);
+    desired.timeouts.remote_silence = Duration::from_secs(3);
     let (supervisor, events) = supervisor(folder.path(), desired);
     let status = supervisor.ready(LONG).await.unwrap();
     let frozen = send(&status, "group-0-0", Signal::STOP);
@@ -154,8 +154,8 @@ async fn a_killed_main_function_comes_back() {
     supervisor.shutdown(Duration::ZERO).await;
 }
 
-/// Woken at any time, also while the old functions have not ended, every function starts again; a function that was
-/// never stopped goes on.
+/// Woken at any time, even before the old functions have ended, every function starts again; a function that was
+/// never stopped continues.
 #[tokio::test]
 async fn what_sleeps_ends_and_comes_back_when_it_is_woken() {
     let folder = tempfile::tempdir().unwrap();
@@ -250,8 +250,8 @@ async fn main_function_started_before_placement_adopts_it() {
     supervisor.shutdown(Duration::ZERO).await;
 }
 
-/// A placement that another process puts in force is noticed, reported, and replaced by the deployment's own, also if a
-/// main function that is started later is far behind the numbers that were used.
+/// A placement that another process pushes is noticed, reported, and replaced by the deployment's own, even if a main
+/// function that starts later is far behind the numbers.
 #[tokio::test]
 async fn foreign_placement_is_replaced() {
     let folder = tempfile::tempdir().unwrap();

@@ -1,7 +1,7 @@
-//! The operator is killed after every write that it makes, and another one goes on.
+//! Kills the operator after every write; another one continues.
 
 use crate::tests::api_server::stage::{
-    Budget, LOOK, Operator, deploy, is_routed, quiet, run_pods, status_of, world,
+    Budget, Operator, POLL_INTERVAL, deploy, is_routed, quiet, run_pods, status_of, world,
 };
 use crate::tests::api_server::{Server, eventually, with_server, with_servers};
 use kube::api::{Patch, PatchParams};
@@ -34,14 +34,14 @@ fn killed_after_any_write_the_operator_ends_at_the_same_state() {
     });
 }
 
-/// Waits until the operator's next write is held back, or until it has none: how often the status is
-/// written differs from run to run.
+/// Waits until the operator's next write is held back, or until there is none. The number of status writes differs
+/// between runs.
 pub async fn stopped(server: &Server, operator: &Operator) {
     let mut quiet = 0;
     let mut seen = 0;
     eventually("the last write", async || {
         run_pods(server).await;
-        sleep(LOOK / 5).await;
+        sleep(POLL_INTERVAL / 5).await;
         let made = operator.budget.made();
         quiet = if made == seen { quiet + 1 } else { 0 };
         seen = made;
@@ -56,12 +56,12 @@ fn a_settled_deployment_is_not_written() {
         deploy(&server).await;
         let operator = Operator::start(&server, Budget::unlimited()).await;
         let before = quiet(&server, &operator).await;
-        // Something that is not ours makes it look again.
+        // A change of a foreign object triggers a reconcile.
         let owners = server.api::<MoEDeployment>();
-        for look in 0..3 {
-            let note = json!({"metadata": {"annotations": {"test/look": look.to_string()}}});
+        for reconcile in 0..3 {
+            let note = json!({"metadata": {"annotations": {"test/look": reconcile.to_string()}}});
             owners.patch("demo", &PatchParams::default(), &Patch::Merge(&note)).await.unwrap();
-            sleep(2 * LOOK).await;
+            sleep(2 * POLL_INTERVAL).await;
         }
         assert_eq!(operator.budget.made(), before);
         operator.kill().await;

@@ -1,13 +1,13 @@
-//! A deployment, or its namespace, is deleted while the operator is at work on it.
+//! Deletes a deployment, or its namespace, while the operator works on it.
 
 use crate::tests::api_server::crash::stopped;
-use crate::tests::api_server::stage::{Budget, LOOK, Operator, deploy, quiet, run_pods, world};
+use crate::tests::api_server::stage::{Budget, Operator, POLL_INTERVAL, deploy, quiet, run_pods, world};
 use crate::tests::api_server::{Server, eventually, with_server, with_servers};
 use kube::api::DeleteParams;
 use remoe_api::MoEDeployment;
 use tokio::time::sleep;
 
-/// After how many writes, how the deployment is deleted, and whether the operator dies with it.
+/// Number of writes before the deletion, way of deletion, and whether the operator dies as well.
 #[derive(Clone, Debug)]
 struct DeletionCase {
     writes: u64,
@@ -15,7 +15,7 @@ struct DeletionCase {
     killed: bool,
 }
 
-/// Looks for which nothing may come back.
+/// Reconciles in which nothing may be recreated.
 const LOOKS: u32 = 8;
 
 #[test]
@@ -43,7 +43,7 @@ fn deleted_after_any_write_a_deployment_leaves_nothing() {
             operator.kill().await;
             operator = Operator::start(&server, Budget::unlimited()).await;
         } else {
-            // It goes on with what it has read.
+            // It continues with what it has read.
             operator.budget.open();
         }
         nothing_is_left(&server, &case).await;
@@ -55,7 +55,7 @@ async fn nothing_is_left(server: &Server, case: &DeletionCase) {
     let mut looks = 0;
     let mut left = Vec::new();
     let gone = eventually("nothing is left", async || {
-        sleep(LOOK).await;
+        sleep(POLL_INTERVAL).await;
         left = world(server).await;
         let owner = server.api::<MoEDeployment>().get_opt("demo").await.unwrap();
         looks = if left.is_empty() && owner.is_none() { looks + 1 } else { 0 };
@@ -75,21 +75,21 @@ fn a_namespace_that_ends_is_left_alone() {
         server.namespaces().delete(&server.namespace, &DeleteParams::default()).await.unwrap();
         eventually("the end of the namespace", async || {
             run_pods(&server).await;
-            sleep(LOOK).await;
+            sleep(POLL_INTERVAL).await;
             server.namespaces().get_opt(&server.namespace).await.unwrap().is_none()
         })
         .await;
         let answers = operator.budget.answers().split_off(before);
         let refused = answers.iter().position(|answer| answer.code == http::StatusCode::FORBIDDEN);
-        // Told once that nothing new is taken, it makes nothing and says nothing. What it asks for at the very
-        // last is not found, as the namespace is gone.
-        let told = &answers[refused.unwrap_or(answers.len())..];
+        // Once the API refuses new objects, it creates nothing and reports nothing. Its very last calls fail because
+        // the namespace is gone.
+        let later_answers = &answers[refused.unwrap_or(answers.len())..];
         let nothing = [http::StatusCode::FORBIDDEN, http::StatusCode::NOT_FOUND];
-        let others = told.iter().filter(|answer| !nothing.contains(&answer.code));
+        let others = later_answers.iter().filter(|answer| !nothing.contains(&answer.code));
         let others: Vec<_> = others.filter(|answer| answer.method != http::Method::DELETE).collect();
         assert!(others.is_empty(), "{others:?}");
-        assert!(!told.iter().any(|answer| answer.path.ends_with("/status")), "{told:?}");
-        assert!(!told.iter().any(|answer| answer.path.contains("events")), "{told:?}");
+        assert!(!later_answers.iter().any(|answer| answer.path.ends_with("/status")), "{later_answers:?}");
+        assert!(!later_answers.iter().any(|answer| answer.path.contains("events")), "{later_answers:?}");
         operator.kill().await;
     });
 }

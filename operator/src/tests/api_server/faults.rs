@@ -1,10 +1,10 @@
-//! Bad days of the API server, and of the way to it: conflicts, throttling, failures, answers that are lost, watches that break
-//! off, lists that are old. Whatever comes between, the end is the same.
+//! Faults of the API server and the network: conflicts, throttling, failures, lost answers, broken watches, stale
+//! lists. Whatever happens, the end state is the same.
 
 use crate::names::{COMPONENT, Component, label};
 use crate::tests::api_server::proxy::{FAULTS, Proxy};
-use crate::tests::api_server::stage::{Budget, LOOK, Operator, deploy, objects};
-use crate::tests::api_server::told::RecordingMain;
+use crate::tests::api_server::routing_push::RecordingMain;
+use crate::tests::api_server::stage::{Budget, Operator, POLL_INTERVAL, deploy, objects};
 use crate::tests::api_server::{Server, eventually, with_server, with_servers};
 use k8s_openapi::api::core::v1::Pod;
 use kube::ResourceExt;
@@ -16,16 +16,16 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicU8, AtomicUsize, Ordering};
 use tokio::time::sleep;
 
-/// Further arguments of the operator of these tests: main functions answer without certificates.
+/// Additional arguments of the operator: main functions answer without certificates.
 const FURTHER: [&str; 2] = ["--signer", "none"];
-/// Looks without a write after which nothing more is coming: longer than the operator waits with what it tries again.
+/// Checks without a write after which the operator is idle: longer than its retry delays.
 const QUIET: u32 = 10;
 
-/// Nodes on which every pod runs, and main functions do what they are told.
+/// Nodes on which every pod runs, and cooperative main functions.
 struct Nodes {
     net: u8,
     next: AtomicUsize,
-    /// By the uids of their pods.
+    /// Main functions by the UID of their pod.
     addresses: Mutex<BTreeMap<String, String>>,
     mains: Mutex<BTreeMap<String, RecordingMain>>,
 }
@@ -59,7 +59,7 @@ impl Nodes {
                 let main = RecordingMain::at(&ip).await;
                 self.mains.lock().unwrap().insert(uid.clone(), main);
             }
-            let is_told = !is_main || !self.mains.lock().unwrap()[&uid].told().is_empty();
+            let is_told = !is_main || !self.mains.lock().unwrap()[&uid].received().is_empty();
             let ready = if is_told { "True" } else { "False" };
             let is_so =
                 pod.status.as_ref().and_then(|status| status.conditions.as_ref()).is_some_and(|all| {
@@ -73,14 +73,14 @@ impl Nodes {
             let status = json!({"status": {
                 "phase": "Running", "podIP": ip, "podIPs": [{"ip": ip}], "startTime": now, "conditions": [ready],
             }});
-            // It may be gone by now.
+            // It may be deleted by now.
             let _gone =
                 api.patch_status(&pod.name_any(), &PatchParams::default(), &Patch::Merge(&status)).await;
         }
     }
 }
 
-/// Reports if the operator states that all of the present spec runs.
+/// Returns whether the status says that all of the current spec runs.
 async fn is_settled(server: &Server) -> bool {
     let owner = server.api::<MoEDeployment>().get("demo").await.unwrap();
     let generation = owner.metadata.generation;
@@ -92,52 +92,52 @@ async fn is_settled(server: &Server) -> bool {
     is(ConditionType::Ready, "True") && is(ConditionType::Progressing, "False")
 }
 
-/// Until the deployment runs as it is to, nothing more is written and the day is good again. A settled operator hardly asks, so
-/// that `proxy` is told when there is nothing left to spoil.
+/// Waits until the deployment runs as desired, no more writes come, and all faults are used up. A settled operator
+/// sends few requests, so `proxy` is told when no more will meet a fault.
 async fn settled(server: &Server, nodes: &Nodes, operator: &Operator, proxy: &Proxy) {
     let mut seen = (operator.budget.made(), 0);
     eventually("a settled deployment", async || {
         nodes.run(server).await;
-        sleep(LOOK).await;
+        sleep(POLL_INTERVAL).await;
         let made = operator.budget.made();
         let quiet = made == seen.0 && is_settled(server).await;
         seen = (made, if quiet { seen.1 + 1 } else { 0 });
         if seen.1 == QUIET {
-            proxy.spoil(0);
+            proxy.corrupt(0);
         }
         seen.1 >= 2 * QUIET
     })
     .await;
 }
 
-/// Changes of a deployment, one after the other; the first one is its creation.
+/// Successive changes of a deployment; the first one is its creation.
 fn life() -> [Option<Value>; 3] {
     let other_plan = json!({"slo": {"ttft": "9s", "tpot": "140ms"}, "remoteExperts": {"maxReplicas": 2}});
     [None, Some(json!({"scaling": {"min": 3}})), Some(other_plan)]
 }
 
-/// Lives through it while each step of it meets `faults`. Returns what there was after each.
+/// Makes each change while requests meet `faults`. Returns the objects after each.
 async fn live(server: &Server, proxy: &Proxy, faults: u64) -> Vec<BTreeMap<String, Value>> {
     let nodes = Nodes::new();
     deploy(server).await;
-    proxy.spoil(faults);
+    proxy.corrupt(faults);
     let operator = Operator::start_behind(server, proxy, Budget::unlimited(), &FURTHER).await;
     let owners = server.api::<MoEDeployment>();
     let mut ends = Vec::new();
     for change in life() {
         if let Some(spec) = change {
-            proxy.spoil(faults);
+            proxy.corrupt(faults);
             let change = Patch::Merge(json!({ "spec": spec }));
             owners.patch("demo", &PatchParams::default(), &change).await.unwrap();
         }
         settled(server, &nodes, &operator, proxy).await;
         ends.push(objects(server).await);
     }
-    proxy.spoil(faults);
+    proxy.corrupt(faults);
     owners.delete("demo", &DeleteParams::background()).await.unwrap();
     let mut looks = 0;
     eventually("the end of everything", async || {
-        sleep(LOOK).await;
+        sleep(POLL_INTERVAL).await;
         let nothing = objects(server).await.is_empty() && owners.get_opt("demo").await.unwrap().is_none();
         looks = if nothing { looks + 1 } else { 0 };
         looks >= 8
@@ -147,7 +147,7 @@ async fn live(server: &Server, proxy: &Proxy, faults: u64) -> Vec<BTreeMap<Strin
     ends
 }
 
-/// Says what differs.
+/// Describes the differences.
 fn same(one: &BTreeMap<String, Value>, other: &BTreeMap<String, Value>, when: &str) {
     let names = |of: &BTreeMap<String, Value>| of.keys().cloned().collect::<BTreeSet<_>>();
     assert_eq!(names(one), names(other), "{when}");
@@ -169,7 +169,7 @@ fn bad_days_change_nothing_but_incarnations() {
     }
     assert!(expected.iter().all(|end| end.len() > 10), "{expected:?}");
     let met = Mutex::new(BTreeMap::new());
-    // So few that the operator's pauses after failures, which double, stay shorter than what is waited for a settled deployment.
+    // Few enough that the operator's back-off stays shorter than the wait for a settled deployment.
     with_servers([4, 5, 6, 7], async |server, faults| {
         let proxy = Proxy::start().await;
         let ends = live(&server, &proxy, faults).await;
@@ -184,7 +184,7 @@ fn bad_days_change_nothing_but_incarnations() {
     assert!(FAULTS.iter().all(|fault| met.contains_key(fault)), "{met:?}");
 }
 
-/// The operator dies after a write on a bad day, and the one that comes after it has no better one.
+/// The operator dies after a write amid faults; its successor meets faults too.
 #[test]
 fn killed_on_a_bad_day_the_operator_ends_at_the_same_state() {
     let mut reference = None;
@@ -197,24 +197,24 @@ fn killed_on_a_bad_day_the_operator_ends_at_the_same_state() {
         operator.kill().await;
     });
     let Some((expected, writes)) = reference else { return };
-    // Every second one: those between are looked at on good days (crash.rs).
+    // Every second write; crash.rs covers all of them without faults.
     with_servers((1..writes).step_by(2), async |server, crash| {
         let (nodes, proxy) = (Nodes::new(), Proxy::start().await);
         deploy(&server).await;
-        proxy.spoil(6);
+        proxy.corrupt(6);
         let budget = Budget::of(usize::try_from(crash).unwrap());
         let operator = Operator::start_behind(&server, &proxy, budget, &FURTHER).await;
         let mut looks = 0;
         eventually("the last write", async || {
             nodes.run(&server).await;
-            sleep(LOOK / 5).await;
-            // How often the status is written differs from run to run: there may be fewer.
+            sleep(POLL_INTERVAL / 5).await;
+            // The number of status writes differs between runs: there may be fewer.
             looks = if is_settled(&server).await { looks + 1 } else { 0 };
             operator.budget.is_spent() || looks >= 20
         })
         .await;
         operator.kill().await;
-        proxy.spoil(6);
+        proxy.corrupt(6);
         let operator = Operator::start_behind(&server, &proxy, Budget::unlimited(), &FURTHER).await;
         settled(&server, &nodes, &operator, &proxy).await;
         same(&objects(&server).await, &expected, &format!("after {crash} writes"));

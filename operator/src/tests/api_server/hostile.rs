@@ -1,8 +1,8 @@
-//! Malicious writes of a tenant, through a real API server: none of them makes the operator panic, and meanwhile the
-//! deployment of another tenant is reconciled as always. Their effects are tested in memory (`tenants.rs`).
+//! Malicious writes of a tenant through a real API server. None makes the operator panic, and another tenant's
+//! deployment is reconciled as always. `tenants.rs` tests their effects in memory.
 
 use crate::names::DEPLOYMENT;
-use crate::testing::spoiled::SeededChoices;
+use crate::testing::corrupted::SeededChoices;
 use crate::tests::api_server::stage::{Budget, Operator, deploy_as, quiet, run_pods};
 use crate::tests::api_server::{Server, eventually, with_server};
 use k8s_openapi::NamespaceResourceScope;
@@ -18,14 +18,14 @@ use serde_json::json;
 use std::fmt::Debug;
 use std::time::{Duration, Instant};
 
-/// Objects that are written, or tried to be.
+/// Number of attempted writes.
 const OBJECTS: usize = 400;
-/// After so many of them the other deployment loses a pod.
+/// Number of writes after which the other deployment loses a pod.
 const AT_ONCE: usize = 20;
 
-/// Writes an object of the deployment `demo` spoiled, in its place or beside it under the labels of `other`. Returns whether
-/// the API server took it; none: there is nothing that could be spoiled.
-async fn spoil<K>(server: &Server, dice: &mut SeededChoices<'_>) -> Option<bool>
+/// Writes a corrupted object of the deployment `demo`, in place or beside it under the labels of `other`. Returns
+/// whether the API server accepted it; absent if there was no object.
+async fn corrupt<K>(server: &Server, dice: &mut SeededChoices<'_>) -> Option<bool>
 where
     K: Resource<Scope = NamespaceResourceScope, DynamicType = ()>
         + Clone
@@ -38,12 +38,12 @@ where
     let theirs = |object: &K| object.name_any().starts_with("other");
     let ours: Vec<K> = list.into_iter().filter(|object| !theirs(object)).collect();
     let object = ours.get(dice.below(ours.len()))?;
-    let mut spoiled = dice.spoiled(object)?;
-    let meta = spoiled.meta_mut();
+    let mut corrupted = dice.corrupted(object)?;
+    let meta = corrupted.meta_mut();
     meta.managed_fields = None;
     if dice.below(2) == 0 {
         meta.resource_version = None;
-        return Some(api.replace(&object.name_any(), &PostParams::default(), &spoiled).await.is_ok());
+        return Some(api.replace(&object.name_any(), &PostParams::default(), &corrupted).await.is_ok());
     }
     (meta.uid, meta.resource_version, meta.creation_timestamp) = (None, None, None);
     let place = object.name_any();
@@ -51,23 +51,23 @@ where
     let number = [dice.below(1000), u32::MAX as usize][dice.below(2)];
     meta.name = Some(format!("{place}-{number}"));
     if dice.below(2) == 0 {
-        spoiled.labels_mut().insert(DEPLOYMENT.to_owned(), "other".to_owned());
+        corrupted.labels_mut().insert(DEPLOYMENT.to_owned(), "other".to_owned());
     }
-    Some(api.create(&PostParams::default(), &spoiled).await.is_ok())
+    Some(api.create(&PostParams::default(), &corrupted).await.is_ok())
 }
 
-/// Makes nodes report anything as the status of a pod.
+/// Sets an arbitrary pod status, as nodes could.
 async fn spoil_status(server: &Server, dice: &mut SeededChoices<'_>) -> Option<bool> {
     let api = server.api::<Pod>();
     let list = api.list(&ListParams::default().labels("remoe.dev/deployment=demo")).await.unwrap().items;
     let ours: Vec<Pod> = list.into_iter().filter(|pod| !pod.name_any().starts_with("other")).collect();
     let pod = ours.get(dice.below(ours.len()))?;
-    let spoiled = dice.spoiled(pod)?;
-    let change = Patch::Merge(json!({ "status": spoiled.status }));
+    let corrupted = dice.corrupted(pod)?;
+    let change = Patch::Merge(json!({ "status": corrupted.status }));
     Some(api.patch_status(&pod.name_any(), &PatchParams::default(), &change).await.is_ok())
 }
 
-/// Waits for another pod in place of one of `other` that is deleted. Returns how long that took.
+/// Deletes a pod of `other` and waits for its replacement. Returns the time.
 async fn heal(server: &Server, turn: usize) -> Duration {
     let pods = server.api::<Pod>();
     let selector = ListParams::default().labels("remoe.dev/deployment=other,remoe.dev/function");
@@ -101,14 +101,14 @@ fn hostile_objects_cause_no_panic_and_others_are_reconciled() {
         let (mut taken, mut refused, mut slowest) = (0, 0, Duration::ZERO);
         while taken + refused < OBJECTS {
             let written = match dice.below(10) {
-                0 | 1 => spoil::<Pod>(&server, &mut dice).await,
-                2 => spoil::<Service>(&server, &mut dice).await,
-                3 => spoil::<NetworkPolicy>(&server, &mut dice).await,
-                4 => spoil::<PodDisruptionBudget>(&server, &mut dice).await,
-                5 => spoil::<MoEPlan>(&server, &mut dice).await,
-                6 => spoil::<MoERecord>(&server, &mut dice).await,
-                7 => spoil::<Secret>(&server, &mut dice).await,
-                8 => spoil::<MoEDeployment>(&server, &mut dice).await,
+                0 | 1 => corrupt::<Pod>(&server, &mut dice).await,
+                2 => corrupt::<Service>(&server, &mut dice).await,
+                3 => corrupt::<NetworkPolicy>(&server, &mut dice).await,
+                4 => corrupt::<PodDisruptionBudget>(&server, &mut dice).await,
+                5 => corrupt::<MoEPlan>(&server, &mut dice).await,
+                6 => corrupt::<MoERecord>(&server, &mut dice).await,
+                7 => corrupt::<Secret>(&server, &mut dice).await,
+                8 => corrupt::<MoEDeployment>(&server, &mut dice).await,
                 _ => spoil_status(&server, &mut dice).await,
             };
             match written {

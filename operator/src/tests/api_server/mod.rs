@@ -1,14 +1,15 @@
-//! A real API server, where `REMOE_E2E_KUBECONFIG` names one: a namespace per test, gone afterwards.
+//! Tests on a real API server, if `REMOE_E2E_KUBECONFIG` names one. Each test has its own namespace, which is deleted
+//! afterwards.
 
 mod crash;
 mod deletion;
+mod extreme_numbers;
 mod faults;
 mod hostile;
 mod neighbours;
-mod poison;
 mod proxy;
+pub mod routing_push;
 mod stage;
-pub mod told;
 mod verbs;
 
 use futures_util::{StreamExt, stream};
@@ -23,10 +24,10 @@ use serde_json::json;
 use std::time::Duration;
 use tokio::time::{sleep, timeout};
 
-/// How long anything here may take to come about.
+/// Timeout of every wait.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// An API server with the custom resources, and a namespace of the test's own.
+/// API server with the custom resources, and a namespace of the test.
 #[derive(Clone)]
 pub struct Server {
     pub client: Client,
@@ -42,10 +43,10 @@ impl Server {
     }
 }
 
-/// Cases that run beside each other: an operator waits most of the time.
+/// Concurrent cases: an operator waits most of the time.
 const SIDE_BY_SIDE: usize = 6;
 
-/// Runs `test` against the server; says so where there is none.
+/// Runs `test` against the server; prints a note if there is none.
 pub fn with_server(test: impl AsyncFnOnce(Server)) {
     with_cluster(async |client| {
         let server = Server::new(client).await;
@@ -54,7 +55,7 @@ pub fn with_server(test: impl AsyncFnOnce(Server)) {
     });
 }
 
-/// Runs `test` for every case, each in a namespace of its own.
+/// Runs `test` for every case, each in its own namespace.
 pub fn with_servers<T>(cases: impl IntoIterator<Item = T>, test: impl AsyncFn(Server, T)) {
     with_cluster(async |client| {
         let each = async |case| {
@@ -79,7 +80,7 @@ fn with_cluster(test: impl AsyncFnOnce(Client)) {
     });
 }
 
-/// The administrator's access to the cluster.
+/// Administrator's client.
 pub async fn config() -> Config {
     let path = std::env::var("REMOE_E2E_KUBECONFIG").unwrap();
     let options = KubeConfigOptions::default();
@@ -105,7 +106,7 @@ impl Server {
         Api::all(self.client.clone())
     }
 
-    /// Deletes the namespace, unless the test did. The one of a test that failed is left for a look at it.
+    /// Deletes the namespace, unless the test did. The namespace of a failed test stays for inspection.
     async fn delete(&self) {
         let deleted = self.namespaces().delete(&self.namespace, &DeleteParams::default()).await;
         if let Err(error) = deleted {
@@ -114,7 +115,7 @@ impl Server {
     }
 }
 
-/// The custom resources, as this build defines them.
+/// Applies the custom resource definitions of this build.
 async fn install(client: &Client) {
     let api: Api<CustomResourceDefinition> = Api::all(client.clone());
     for (name, yaml) in crds().unwrap() {

@@ -1,10 +1,10 @@
-//! Deployments that never finish loading, or whose plans take long, cost others nothing.
+//! Deployments that never finish loading, or whose plans take long, do not delay others.
 
 use crate::facts::ModelFacts;
 use crate::ports::CONTROL_PORT;
 use crate::testing::example::facts;
 use crate::tests::api_server::stage::{
-    Budget, LOOK, Operator, deploy_as, deploy_model, run_pods, run_pods_at,
+    Budget, Operator, POLL_INTERVAL, deploy_as, deploy_model, run_pods, run_pods_at,
 };
 use crate::tests::api_server::{Server, eventually, with_server};
 use k8s_openapi::api::core::v1::Pod;
@@ -15,13 +15,13 @@ use std::time::{Duration, Instant};
 use tokio::net::TcpListener;
 use tokio::time::sleep;
 
-/// As many as the operator works on at the same time by default.
+/// Default number of concurrent reconciles.
 const SILENT: usize = 8;
 /// Deployments with slow plans.
 const SLOW: usize = 8;
-/// Main functions that accept and never answer; all of them, the healed deployment's too.
+/// Main functions that accept connections and never answer, including those of the healed deployment.
 const ADDRESS: &str = "127.79.0.1";
-/// Time limit of healing. Each silent main function alone would be waited for as long.
+/// Time limit of healing. Waiting for one silent main function alone takes as long.
 const HEALED: Duration = Duration::from_secs(2);
 
 #[test]
@@ -36,7 +36,7 @@ fn eight_silent_deployments_do_not_delay_a_ninth() {
         let records = server.api::<MoERecord>();
         eventually("the routing of all of them", async || {
             run_pods_at(&server, |_| ADDRESS.to_owned()).await;
-            sleep(LOOK).await;
+            sleep(POLL_INTERVAL).await;
             let list = records.list(&ListParams::default()).await.unwrap();
             list.items.iter().filter(|record| record.name_any().ends_with("-routing")).count() == names.len()
         })
@@ -50,7 +50,7 @@ fn eight_silent_deployments_do_not_delay_a_ninth() {
     });
 }
 
-/// Deletes a main function of `deployment`, and returns the time until another pod is in its place.
+/// Deletes a main function of `deployment`. Returns the time until its replacement exists.
 async fn heal(server: &Server, deployment: &str) -> Duration {
     let pods = server.api::<Pod>();
     let selector =
@@ -68,7 +68,7 @@ async fn heal(server: &Server, deployment: &str) -> Duration {
     begun.elapsed()
 }
 
-/// A model whose plan takes minutes.
+/// Model whose plan takes minutes.
 fn huge() -> ModelFacts {
     let mut facts = facts();
     let model = &mut facts.inspection;
@@ -87,7 +87,7 @@ fn slow_plans_of_eight_do_not_delay_healing_of_ninth_deployment() {
         let of_other = ListParams::default().labels("remoe.dev/deployment=other,remoe.dev/function=main");
         eventually("the main functions of the ninth", async || {
             run_pods(&server).await;
-            sleep(LOOK).await;
+            sleep(POLL_INTERVAL).await;
             pods.list(&of_other).await.unwrap().items.len() == 2
         })
         .await;
@@ -103,7 +103,7 @@ fn slow_plans_of_eight_do_not_delay_healing_of_ninth_deployment() {
             planned.filter(|condition| condition.reason == "Planning").count()
         };
         eventually("the planning of eight deployments", async || {
-            sleep(LOOK).await;
+            sleep(POLL_INTERVAL).await;
             planning().await == SLOW
         })
         .await;

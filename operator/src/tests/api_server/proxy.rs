@@ -1,5 +1,4 @@
-//! A proxy before the API server: it writes down what is asked, and on bad days it does what API servers and the ways to
-//! them do then.
+//! Proxy in front of the API server that records requests and injects faults.
 
 use crate::tests::api_server::config;
 use axum::Router;
@@ -19,18 +18,18 @@ use tokio::net::TcpListener;
 use tokio::task::JoinHandle;
 use tokio::time::sleep;
 
-/// Requests of an operator are smaller.
+/// Maximum bytes of a request; an operator's are smaller.
 const LARGEST_REQUEST: usize = 4 << 20;
-/// After which watches break off on a bad day.
+/// Time after which watches break off while faults are injected.
 const WATCH: Duration = Duration::from_millis(700);
-/// Every so-manieth request meets a fault then.
+/// One in this many requests meets a fault.
 const EVERY: u64 = 5;
 
-/// Permission that a request needs, as roles name it.
+/// Permission that a request needs, in the terms of roles.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct RequiredPermission {
     pub group: String,
-    /// With its part, as `pods/log`.
+    /// Resource with its subresource, such as `pods/log`.
     pub resource: String,
     pub verb: String,
 }
@@ -44,11 +43,11 @@ pub enum Fault {
     TooMany,
     /// 500.
     Internal,
-    /// 504, and the write was made all the same.
+    /// 504, although the write was made.
     AnswerLost,
     /// A watch that breaks off.
     WatchDropped,
-    /// A list as it was some time before.
+    /// Stale list.
     ListStale,
 }
 
@@ -75,14 +74,14 @@ impl Fault {
 
 #[derive(Default)]
 struct Day {
-    /// Faults that are still to come.
+    /// Remaining faults.
     left: u64,
     requests: u64,
     met: BTreeMap<Fault, u64>,
 }
 
 impl Day {
-    /// The fault that this request meets.
+    /// Returns the fault that this request meets.
     fn meet(&mut self, verb: &str) -> Option<Fault> {
         if self.left == 0 {
             return None;
@@ -91,7 +90,7 @@ impl Day {
         let fault = if verb == "watch" {
             Fault::WatchDropped
         } else if self.requests.is_multiple_of(EVERY) {
-            // The one that was met least, so that the few writes among many lists meet theirs.
+            // The least used one, so that the few writes among many lists meet their faults.
             let possible = FAULTS.into_iter().filter(|fault| fault.can_meet(verb));
             let fault = possible.min_by_key(|fault| self.met.get(fault).copied().unwrap_or(0))?;
             self.left -= 1;
@@ -108,11 +107,11 @@ struct RecordingProxy {
     client: Client,
     asked: Mutex<BTreeSet<RequiredPermission>>,
     day: Mutex<Day>,
-    /// The first answer to each list of each day.
+    /// First answer to each list, for stale answers.
     lists: Mutex<HashMap<String, Bytes>>,
 }
 
-/// A proxy in this process, as long as it is kept.
+/// Running proxy; dropping it stops it.
 pub struct Proxy {
     address: SocketAddr,
     between: Arc<RecordingProxy>,
@@ -126,10 +125,10 @@ impl Drop for Proxy {
 }
 
 impl Proxy {
-    /// One before the API server of the tests, on a good day.
+    /// Starts a proxy in front of the tests' API server, without faults.
     pub async fn start() -> Self {
         let mut config = config().await;
-        // What it says is handed on as it is.
+        // Answers are forwarded unchanged.
         config.default_retry = false;
         let between = Arc::new(RecordingProxy {
             client: Client::try_from(config).unwrap(),
@@ -144,23 +143,23 @@ impl Proxy {
         Self { address, between, serving }
     }
 
-    /// How it is asked, as a client that has nothing but its address.
+    /// Returns a client that uses the proxy.
     pub fn config(&self) -> Config {
         Config::new(format!("http://{}", self.address).parse().unwrap())
     }
 
-    /// A bad day begins, of `faults`, and of watches that break off until these are over.
-    pub fn spoil(&self, faults: u64) {
+    /// Starts to inject `faults`, and to break watches until these are used up.
+    pub fn corrupt(&self, faults: u64) {
         self.between.lists.lock().unwrap().clear();
         self.between.day.lock().unwrap().left = faults;
     }
 
-    /// How many requests met which fault.
+    /// Returns the number of requests that met each fault.
     pub fn met(&self) -> BTreeMap<Fault, u64> {
         self.between.day.lock().unwrap().met.clone()
     }
 
-    /// Returns the permissions that were asked for.
+    /// Returns the permissions that requests needed.
     pub fn asked(&self) -> BTreeSet<RequiredPermission> {
         self.between.asked.lock().unwrap().clone()
     }
@@ -187,11 +186,11 @@ async fn pass(State(between): State<Arc<RecordingProxy>>, request: Request) -> R
     let sent = between.client.send(http::Request::from_parts(parts, body.into())).await;
     let Ok(answer) = sent else { return status(StatusCode::BAD_GATEWAY, "NoAnswer") };
     let (mut parts, body) = answer.into_parts();
-    // What is sent on may be another one, and has a length of its own.
+    // The forwarded body may differ, so its length is set again.
     parts.headers.remove(header::CONTENT_LENGTH);
     parts.headers.remove(header::TRANSFER_ENCODING);
     let verb = asked.as_ref().map_or("", |asked| asked.verb.as_str());
-    // What is applied and was not there is made: the API server asks for both.
+    // Applying a missing object creates it, so the API server checks both permissions.
     if let (Some(asked), "patch", StatusCode::CREATED) = (&asked, verb, parts.status) {
         between
             .asked
@@ -219,7 +218,7 @@ async fn pass(State(between): State<Arc<RecordingProxy>>, request: Request) -> R
     Response::from_parts(parts, Body::from(list))
 }
 
-/// Returns the permission that a request needs; absent if it is about no object.
+/// Returns the permission that a request needs; absent if it concerns no object.
 fn asked(method: &Method, path: &str, query: &str) -> Option<RequiredPermission> {
     let mut parts = path.trim_matches('/').split('/');
     let group = match parts.next()? {

@@ -1,5 +1,4 @@
-//! An operator in this process whose writes can be held back, and a cluster without nodes for it to work
-//! on.
+//! Operator in this process whose writes can be held back, on a cluster without nodes.
 
 use crate::facts::{ModelFacts, subject};
 use crate::names::{COMPONENT, Component, PodName};
@@ -31,20 +30,20 @@ use tokio::time::sleep;
 use tokio_util::sync::CancellationToken;
 use tower::{Layer, Service as TowerService};
 
-/// Between two looks at something that others bring about.
-pub const LOOK: Duration = Duration::from_millis(250);
+/// Interval of polling.
+pub const POLL_INTERVAL: Duration = Duration::from_millis(250);
 
-/// Lets a number of writes through and holds the others back, until more are let through.
+/// Gate that lets a number of writes through and holds back the others.
 #[derive(Clone)]
 pub struct Budget {
     left: Arc<Semaphore>,
     /// Writes that were let through.
     made: Arc<AtomicU64>,
-    /// How the API server answered each of them.
+    /// The API server's answers to them.
     answers: Arc<Mutex<Vec<WriteRecord>>>,
 }
 
-/// A write, as the API server answered it.
+/// Write and the API server's answer.
 #[derive(Clone, Debug)]
 pub struct WriteRecord {
     pub method: http::Method,
@@ -61,12 +60,12 @@ impl Budget {
         Self::of(Semaphore::MAX_PERMITS / 2)
     }
 
-    /// Reports if the next write is held back.
+    /// Returns whether the next write is held back.
     pub fn is_spent(&self) -> bool {
         self.left.available_permits() == 0
     }
 
-    /// Lets everything through from now on.
+    /// Lets all further writes through.
     pub fn open(&self) {
         self.left.add_permits(Semaphore::MAX_PERMITS / 2);
     }
@@ -111,7 +110,7 @@ where
 
     fn call(&mut self, request: http::Request<B>) -> Self::Future {
         let (method, path) = (request.method().clone(), request.uri().path().to_owned());
-        // Nothing is sent before this is waited for.
+        // Nothing is sent before this future is polled.
         let sending = self.inner.call(request);
         if method == http::Method::GET {
             return Box::pin(sending);
@@ -128,26 +127,26 @@ where
     }
 }
 
-/// An operator in this process, for the namespace of a test.
+/// Operator in this process, for the namespace of a test.
 pub struct Operator {
     task: JoinHandle<()>,
     pub budget: Budget,
-    /// Where its metrics are.
+    /// Address of its metrics.
     metrics: SocketAddr,
 }
 
 impl Operator {
-    /// Starts one beside which no other works.
+    /// Starts an operator, with no other in the cluster.
     pub async fn start(server: &Server, budget: Budget) -> Self {
         Self::start_with(server, budget, &[]).await
     }
 
-    /// As [`Self::start`], with further arguments.
+    /// Starts an operator with additional arguments; see [`Self::start`].
     pub async fn start_with(server: &Server, budget: Budget, further: &[&str]) -> Self {
         Self::start_by(server, config().await, budget, further).await
     }
 
-    /// One that has only this proxy to ask.
+    /// Starts an operator that uses this proxy.
     pub async fn start_behind(server: &Server, proxy: &Proxy, budget: Budget, further: &[&str]) -> Self {
         Self::start_by(server, proxy.config(), budget, further).await
     }
@@ -164,7 +163,7 @@ impl Operator {
         Self { task, budget, metrics }
     }
 
-    /// Returns the operator's metrics as it serves them.
+    /// Reads the operator's metrics.
     pub async fn counts(&self) -> String {
         let mut stream = TcpStream::connect(self.metrics).await.unwrap();
         stream.write_all(b"GET /metrics HTTP/1.0\r\n\r\n").await.unwrap();
@@ -173,14 +172,14 @@ impl Operator {
         said
     }
 
-    /// As `kill -9` would: nothing more is done.
+    /// Stops it like `kill -9`.
     pub async fn kill(self) {
         self.task.abort();
         assert!(self.task.await.unwrap_err().is_cancelled());
     }
 }
 
-/// Takes operator and gateways away that an installed chart has in this cluster: they would do the work.
+/// Removes the operator and gateways of an installed chart, which would interfere.
 async fn retire_release(server: &Server) {
     let installed: Api<Deployment> = Api::namespaced(server.client.clone(), "remoe-system");
     let none = Patch::Merge(json!({"spec": {"replicas": 0}}));
@@ -199,23 +198,23 @@ async fn retire_release(server: &Server) {
 
 fn settings(namespace: &str, further: &[&str]) -> RunSettings {
     use clap::Parser;
-    // Its own namespace is the same: nothing but the test's namespace is there.
+    // Its own namespace is the test's namespace too.
     let own = ["remoe-operator", "--watch-namespace", namespace, "--namespace", namespace];
     let arguments = own.iter().chain(&["--image-pull-policy", "Never"]).chain(further);
     Settings::parse_from(arguments).run
 }
 
-/// A deployment with what its inspector found out, which needs a node.
+/// Creates a deployment with its inspected facts, since inspection needs a node.
 pub async fn deploy(server: &Server) -> MoEDeployment {
     deploy_as(server, "demo").await
 }
 
-/// As [`deploy`], by another name.
+/// Creates a deployment of another name; see [`deploy`].
 pub async fn deploy_as(server: &Server, name: &str) -> MoEDeployment {
     deploy_model(server, name, &facts()).await
 }
 
-/// Creates a deployment of this model, with what its inspector found out.
+/// Creates a deployment of this model, with its inspected facts.
 pub async fn deploy_model(server: &Server, name: &str, facts: &ModelFacts) -> MoEDeployment {
     let mut owner = deployment(json!({"scaling": {"min": 2}}));
     owner.metadata = kube::api::ObjectMeta { name: Some(name.to_owned()), ..Default::default() };
@@ -225,13 +224,13 @@ pub async fn deploy_model(server: &Server, name: &str, facts: &ModelFacts) -> Mo
     owner
 }
 
-/// Has every pod run, as nodes would, and remote functions be ready. Main functions do not answer: they are
-/// told of nothing, and what is to be told is what counts here.
+/// Marks every pod as running and remote functions as ready. Main functions do not answer: the tests only check the
+/// pushed generations.
 pub async fn run_pods(server: &Server) {
     run_pods_at(server, |index| format!("127.0.0.{}", index + 1)).await;
 }
 
-/// As [`run_pods`], at addresses of the test's choice by the number of the pod.
+/// Marks pods as running at addresses that the test chooses by the number of the pod; see [`run_pods`].
 pub async fn run_pods_at(server: &Server, address: impl Fn(usize) -> String) {
     let pods = server.api::<Pod>();
     let list = pods.list(&ListParams::default()).await.unwrap();
@@ -249,12 +248,12 @@ pub async fn run_pods_at(server: &Server, address: impl Fn(usize) -> String) {
         let status = json!({"status": {
             "phase": "Running", "podIP": ip, "podIPs": [{"ip": ip}], "startTime": now, "conditions": [ready],
         }});
-        // It may be gone by now.
+        // It may be deleted by now.
         let _gone = pods.patch_status(&pod.name_any(), &PatchParams::default(), &Patch::Merge(&status)).await;
     }
 }
 
-/// Names of everything that belongs to the deployment, without incarnations.
+/// Returns the names of all objects of the deployment, without incarnations.
 pub async fn world(server: &Server) -> Vec<String> {
     let mut names = Vec::new();
     let pods = server.api::<Pod>().list(&ListParams::default()).await.unwrap();
@@ -284,8 +283,8 @@ where
     list.items.iter().map(|object| format!("{} {}", K::kind(&()), object.name_any())).collect()
 }
 
-/// Everything that belongs to the deployment, less what differs from one life of an object, or of a deployment, to the next:
-/// identities, times, addresses, incarnations and numbers that only grow.
+/// Returns all objects of the deployment, without values that differ between lifetimes: identities, times, addresses,
+/// incarnations and growing numbers.
 pub async fn objects(server: &Server) -> BTreeMap<String, Value> {
     let mut all = Vec::new();
     all.extend(contents::<Service>(server).await);
@@ -325,14 +324,14 @@ pub async fn objects(server: &Server) -> BTreeMap<String, Value> {
         }
         let object: Value = serde_json::from_str(&text).unwrap();
         let name = format!("{} {}", object["kind"], object["metadata"]["name"]);
-        // A second one in a place is no incarnation of the first.
+        // Two pods at one place at the same time are a fault.
         let found = if named.contains_key(&name) { format!("{name}, once more") } else { name };
         named.insert(found, object);
     }
     named
 }
 
-/// All objects of a kind that are not on their way out.
+/// Returns all objects of a kind that are not terminating.
 async fn contents<K>(server: &Server) -> Vec<Value>
 where
     K: Resource<Scope = k8s_openapi::NamespaceResourceScope, DynamicType = ()>
@@ -351,7 +350,7 @@ where
     stay.map(value).collect()
 }
 
-/// Reports if main functions would be told: everything else is done by then.
+/// Returns whether the next step is to push to main functions: everything else is done by then.
 pub async fn is_routed(server: &Server) -> bool {
     let record = server.api::<MoERecord>().get_opt("demo-routing").await.unwrap();
     record.is_some_and(|record| !record.spec.generations.is_empty())
@@ -366,13 +365,13 @@ pub async fn status_of(server: &Server) -> serde_json::Value {
     status
 }
 
-/// Runs until nothing is written any more. Returns the number of writes.
+/// Runs until no more writes come. Returns their number.
 pub async fn quiet(server: &Server, operator: &Operator) -> u64 {
     let written = || operator.budget.made();
     let mut seen = (written(), 0);
     eventually("quiet", async || {
         run_pods(server).await;
-        sleep(LOOK).await;
+        sleep(POLL_INTERVAL).await;
         seen = if written() == seen.0 { (seen.0, seen.1 + 1) } else { (written(), 0) };
         seen.1 >= 8 && is_routed(server).await
     })

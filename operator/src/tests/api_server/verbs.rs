@@ -1,12 +1,12 @@
-//! The operator's role has what the operator asks for, and nothing more.
+//! The operator's role grants what the operator uses, and nothing more.
 
 use crate::facts::subject;
-use crate::identity::{gateway, held};
+use crate::identity::{gateway_identity, stored_certificate};
 use crate::names::DEPLOYMENT;
 use crate::testing::example::{deployment, facts};
 use crate::testing::world::World;
 use crate::tests::api_server::proxy::{Proxy, RequiredPermission};
-use crate::tests::api_server::stage::{Budget, LOOK, Operator, run_pods};
+use crate::tests::api_server::stage::{Budget, Operator, POLL_INTERVAL, run_pods};
 use crate::tests::api_server::{Server, eventually, with_server};
 use crate::write::Write;
 use k8s_openapi::NamespaceResourceScope;
@@ -24,7 +24,7 @@ use std::mem::{Discriminant, discriminant};
 use std::path::Path;
 use tokio::time::sleep;
 
-/// Permissions that are granted and that no test can see in use, with the reason.
+/// Granted permissions that no test can observe in use, with the reason.
 const UNSEEN: [(&str, &str, &str, &str); 1] = [(
     "remoe.dev",
     "moedeployments/finalizers",
@@ -41,7 +41,7 @@ fn granted() -> BTreeSet<RequiredPermission> {
         for document in without_actions(&text).split("\n---") {
             let object: Value = serde_yaml::from_str(document).unwrap();
             let name = object["metadata"]["name"].as_str().unwrap_or_default();
-            // These are for people.
+            // These are for users.
             if name.ends_with("-edit") || name.ends_with("-view") {
                 continue;
             }
@@ -114,9 +114,9 @@ fn asked(group: &str, resource: &str, verbs: &[&str]) -> impl Iterator<Item = Re
     })
 }
 
-/// Permissions that the operator needs beside the writes of a reconcile.
+/// Permissions that the operator needs in addition to the writes of a reconcile.
 const BESIDE: [(&str, &str, &[&str]); 15] = [
-    // To be told when to look, and what there is.
+    // Watches and lists.
     ("remoe.dev", "moedeployments", &["list", "watch"]),
     ("remoe.dev", "moeplans", &["list", "watch"]),
     ("remoe.dev", "moerecords", &["list", "watch"]),
@@ -127,59 +127,59 @@ const BESIDE: [(&str, &str, &[&str]); 15] = [
     ("remoe.dev", "moedemands", &["get", "list", "watch"]),
     ("", "pods/log", &["get"]),
     ("", "configmaps", &["get"]),
-    // To say how it stands, and what happened.
+    // Status and events.
     ("remoe.dev", "moedeployments/status", &["patch"]),
     ("events.k8s.io", "events", &["create", "patch"]),
-    // Certificates are applied, and the authority is made once.
+    // Certificates are applied, and the authority is created once.
     ("", "secrets", &["get", "create", "patch"]),
-    // Who leads, and which gateways live.
+    // Leases of leaders and gateways.
     ("coordination.k8s.io", "leases", &["get", "create", "update", "list"]),
     (UNSEEN[0].0, UNSEEN[0].1, &[UNSEEN[0].2]),
 ];
 
-/// Looks at `world` until nothing is left to do, and adds what that takes.
+/// Reconciles `world` until it is settled, and adds the permissions used.
 fn settle(
     world: &mut World,
     all: &mut BTreeSet<RequiredPermission>,
     kinds: &mut HashSet<Discriminant<Write>>,
 ) {
     for _ in 0..60 {
-        let (_, steps) = world.look();
-        all.extend(steps.writes.iter().flat_map(takes));
-        kinds.extend(steps.writes.iter().map(discriminant));
-        if steps.settled && steps.writes.is_empty() {
+        let (_, diff) = world.reconcile();
+        all.extend(diff.writes.iter().flat_map(takes));
+        kinds.extend(diff.writes.iter().map(discriminant));
+        if diff.settled && diff.writes.is_empty() {
             return;
         }
-        world.write(&steps, usize::MAX);
+        world.write(&diff, usize::MAX);
         world.run();
     }
     panic!("not settled");
 }
 
-/// In a cluster in memory, every kind of write there is; what each of them takes, and what is asked beside, is what the role
-/// has.
+/// Makes every kind of write in a cluster in memory. The permissions of these writes, and of the other calls, are
+/// exactly those of the role.
 #[test]
 fn every_verb_of_the_role_is_used_and_none_is_missing() {
     let (mut all, mut kinds) = (BTreeSet::new(), HashSet::new());
     let mut world = World::with_gateways(json!({"scaling": {"min": 2}}), &["g1"]);
     settle(&mut world, &mut all, &mut kinds);
     // Another writer removes a label, another deployment measures the same, a gateway leaves, and many plans are kept.
-    world.there.pods[0].metadata.labels.as_mut().unwrap().remove("app.kubernetes.io/part-of");
-    for record in world.there.details.profiles.values_mut().flatten() {
+    world.observed.pods[0].metadata.labels.as_mut().unwrap().remove("app.kubernetes.io/part-of");
+    for record in world.observed.details.profiles.values_mut().flatten() {
         record.owner_references_mut().iter_mut().for_each(|owner| owner.uid = "another".to_owned());
     }
     let gone = json!({"uid": "gone", "pod": "gone", "waiting": 0, "inFlight": 0, "acknowledged": 0,
         "lastActive": "2026-01-01T00:00:00.000000Z", "sequence": 1});
     world.say(serde_json::from_value(gone).unwrap());
     for number in 0..11 {
-        let mut plan = world.there.plans[0].clone();
+        let mut plan = world.observed.plans[0].clone();
         plan.metadata.name = Some(format!("demo-{number:010}"));
         plan.spec.inputs = number.to_string();
-        world.there.plans.insert(0, plan);
+        world.observed.plans.insert(0, plan);
     }
     settle(&mut world, &mut all, &mut kinds);
     world.owner.spec.scaling.min = 1;
-    world.there.pods.remove(0);
+    world.observed.pods.remove(0);
     settle(&mut world, &mut all, &mut kinds);
     assert_eq!(kinds.len(), 15, "a kind of write was not seen: {all:?}");
     all.extend(BESIDE.iter().flat_map(|(group, resource, verbs)| asked(group, resource, verbs)));
@@ -190,8 +190,8 @@ fn every_verb_of_the_role_is_used_and_none_is_missing() {
     assert!(superfluous.is_empty(), "nothing that the operator does takes {superfluous:?}");
 }
 
-/// Removes the label by which the operator finds the last object of this kind, and adds an owner that is none. Of
-/// records that is the routing: facts without their label are found out again, by a pod that no node runs here.
+/// Removes the label by which the operator finds the last object of this kind, and adds a foreign owner. For records
+/// that is the routing: facts without their label would be inspected again, which needs a node.
 async fn meddle<K>(server: &Server)
 where
     K: Resource<Scope = NamespaceResourceScope, DynamicType = ()> + Clone + Debug,
@@ -209,7 +209,7 @@ where
         api.get(&name).await.unwrap().labels().contains_key(DEPLOYMENT)
     })
     .await;
-    // Owners of plans and pods say nothing that counts.
+    // Additional owners of plans and pods do not matter.
     if ["MoEPlan", "Pod"].contains(&K::kind(&()).as_ref()) {
         return;
     }
@@ -226,7 +226,7 @@ where
     .await;
 }
 
-/// Everything that an operator does at some time.
+/// Makes the operator do everything that it ever does.
 async fn everything(server: &Server) {
     let owners = server.api::<MoEDeployment>();
     let mut owner = deployment(json!({"scaling": {"min": 2}}));
@@ -236,12 +236,12 @@ async fn everything(server: &Server) {
     eventually("an inspector", async || {
         let list = pods.list(&ListParams::default()).await.unwrap();
         let Some(pod) = list.items.first() else { return false };
-        // Its log is asked for, which no node has here.
+        // Its log is requested, which does not exist without a node.
         let done = Patch::Merge(json!({"status": {"phase": "Succeeded"}}));
         pods.patch_status(&pod.name_any(), &PatchParams::default(), &done).await.is_ok()
     })
     .await;
-    sleep(2 * LOOK).await;
+    sleep(2 * POLL_INTERVAL).await;
     let record = facts().record(&owner, &subject(&owner.spec.model, None).unwrap()).unwrap();
     server.api::<MoERecord>().create(&PostParams::default(), &record).await.unwrap();
     eventually("routing", async || {
@@ -255,7 +255,7 @@ async fn everything(server: &Server) {
     meddle::<MoERecord>(server).await;
     meddle::<MoEPlan>(server).await;
     meddle::<Pod>(server).await;
-    // Twice, and events of one kind are counted.
+    // Twice, so that events are aggregated.
     for _ in 0..2 {
         let functions = pods.list(&ListParams::default().labels("remoe.dev/function")).await.unwrap().items;
         pods.delete(&functions[0].name_any(), &DeleteParams::default()).await.unwrap();
@@ -266,7 +266,7 @@ async fn everything(server: &Server) {
         })
         .await;
     }
-    // More plans than are kept.
+    // More plans than are stored.
     let plans = server.api::<MoEPlan>();
     let plan = plans.list(&ListParams::default()).await.unwrap().items.remove(0);
     for number in 0..11 {
@@ -276,7 +276,7 @@ async fn everything(server: &Server) {
         another.spec.inputs = number.to_string();
         plans.create(&PostParams::default(), &another).await.unwrap();
     }
-    // A gateway that is gone, another name in HTTP, fewer main functions, and figures that a user supplies.
+    // A dead gateway, another served name, fewer main functions, and a supplied profile.
     let demands = server.api::<MoEDemand>();
     let gone = json!({"status": {"gateways": [{"uid": "gone", "pod": "gone", "waiting": 0, "inFlight": 0,
         "acknowledged": 0, "lastActive": "2026-01-01T00:00:00.000000Z", "sequence": 1}]}});
@@ -286,7 +286,7 @@ async fn everything(server: &Server) {
         json!({"spec": {"profile": {"configMapName": "mine"}}}),
     ] {
         owners.patch("demo", &PatchParams::default(), &Patch::Merge(&change)).await.unwrap();
-        sleep(4 * LOOK).await;
+        sleep(4 * POLL_INTERVAL).await;
         run_pods(server).await;
     }
 }
@@ -314,15 +314,16 @@ fn what_the_operator_asks_for_is_what_its_role_has() {
                 break;
             }
             run_pods(&server).await;
-            sleep(LOOK).await;
+            sleep(POLL_INTERVAL).await;
         }
         let asked = proxy.asked();
         let missing: Vec<&RequiredPermission> = asked.difference(&granted).collect();
         assert!(missing.is_empty(), "the role lacks {missing:?}");
         assert!(superfluous.is_empty(), "nothing that the operator does takes {superfluous:?}");
-        let gateways = held(&server.api::<Secret>().get("remoe-gateway-identity").await.unwrap());
-        let known = Credentials::from_pem(&gateways.certificate, &gateways.key, &gateways.authorities);
-        assert_eq!(known.unwrap().identity(), &gateway(&server.namespace));
+        let gateways =
+            stored_certificate(&server.api::<Secret>().get("remoe-gateway-identity").await.unwrap());
+        let known = Credentials::from_pem(&gateways.certificate, &gateways.key, &gateways.trust_bundle);
+        assert_eq!(known.unwrap().identity(), &gateway_identity(&server.namespace));
         operator.kill().await;
     });
 }
