@@ -69,7 +69,8 @@ fn reason(answer: &PlanningResult, remote: RemoteArg, origin: Origin) -> String 
     let is_remote = answer.plan.layers.iter().any(|layer| !layer.remote.is_empty());
     let cost = answer.evaluation.total_cost;
     // Compares with the other kind of placement: without remote experts if the plan has some, and vice versa.
-    let is_other_kind = |rival: &&StrategyEvaluation| rival.feasible && rival.name.has_remote_experts() != is_remote;
+    let is_other_kind =
+        |rival: &&StrategyEvaluation| rival.feasible && rival.name.has_remote_experts() != is_remote;
     let others = answer.verdict.rivals.iter().filter(is_other_kind);
     let other = others.filter_map(|rival| rival.dollars_per_request).min_by(f64::total_cmp);
     let saving_percent = |dear: f64, cheap: f64| 100.0 * (1.0 - cheap / dear);

@@ -203,7 +203,8 @@ fn life(life: &Life) -> String {
 
 /// Formats the robustness of a plan of groups to wrong figures.
 fn sturdiness(sturdy: &SensitivityAnalysis) -> String {
-    let SensitivityAnalysis { tried, broken, worst_above, broken_of_cheapest, above_cheapest, cases } = sturdy;
+    let SensitivityAnalysis { tried, broken, worst_above, broken_of_cheapest, above_cheapest, cases } =
+        sturdy;
     let cheapest = match above_cheapest {
         none if *none <= 0.0 => "no other plan of its kind is cheaper".to_owned(),
         above => {
@@ -395,7 +396,9 @@ fn refusal_text(refusal: Refusal) -> &'static str {
 fn change(change: &PlanChange) -> String {
     let decision = match change.reason {
         ReplacementReason::Unchanged => "Keeps the previous plan: it is optimal.",
-        ReplacementReason::WithinHysteresis => "Keeps the previous plan: the best one saves less than the hysteresis.",
+        ReplacementReason::WithinHysteresis => {
+            "Keeps the previous plan: the best one saves less than the hysteresis."
+        }
         ReplacementReason::MovesTooMuch => {
             "Keeps the previous plan: loading the best one costs more than it saves over its expected lifetime."
         }

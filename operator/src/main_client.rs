@@ -66,7 +66,7 @@ pub(super) struct CheckedDescription {
     /// Digest of the placement in force.
     pub(super) placement: String,
     /// Compute time of its remote functions.
-    pub(super) worked: Worked,
+    pub(super) worked: RemoteWorkReport,
     /// Usage counts of remote experts; empty if not requested.
     pub(super) pairs: Vec<LayerPairs>,
 }

@@ -9,7 +9,7 @@ use super::main_client::{self, DescriptionError, GenerationOutcome, RoutingOrder
 use jiff::Timestamp;
 use kube::runtime::reflector::ObjectRef;
 use remoe_api::MoEDeployment;
-use remoe_autoscale::replicas::Worked;
+use remoe_autoscale::replicas::RemoteWorkReport;
 use remoe_proto::identity::Trust;
 use remoe_proto::placement_digest;
 use remoe_proto::v1::{LayerExperts, LayerPairs};
@@ -54,7 +54,7 @@ pub(crate) struct MainObservation {
     /// Last generation that was sent, and its outcome. Success is reported once.
     pub last_outcome: Option<(u64, GenerationOutcome)>,
     /// Compute time of its remote functions; absent if it did not answer.
-    pub worked: Option<Worked>,
+    pub worked: Option<RemoteWorkReport>,
     /// Time at which each watched remote function was last found used.
     pub recently_used: BTreeMap<String, Timestamp>,
 }

@@ -12,7 +12,7 @@ use jiff::{SignedDuration, Timestamp};
 use kube::ResourceExt;
 use kube::runtime::reflector::ObjectRef;
 use remoe_api::MoEDeployment;
-use remoe_autoscale::replicas::History;
+use remoe_autoscale::replicas::LoadHistory;
 use std::collections::HashMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
@@ -25,7 +25,7 @@ const MAX_TURN: SignedDuration = SignedDuration::from_mins(10);
 #[derive(Debug, Clone, Default)]
 pub(crate) struct SoftStateView {
     /// Load in the scaling window.
-    pub load: History,
+    pub load: LoadHistory,
     /// Times before which no new plan is searched.
     pub cooldown: Cooldown,
     /// Function counts of all other deployments.
@@ -38,7 +38,7 @@ pub(crate) struct SoftStateView {
 #[derive(Debug, Clone, Default)]
 pub(crate) struct SoftStateUpdate {
     /// Load in the scaling window.
-    pub load: History,
+    pub load: LoadHistory,
     /// Times before which no new plan is searched.
     pub cooldown: Cooldown,
     /// Function counts of this deployment.
@@ -60,7 +60,7 @@ pub(super) struct SoftStateStore(Mutex<HashMap<ObjectRef<MoEDeployment>, Deploym
 /// Soft state of one deployment.
 #[derive(Default)]
 struct DeploymentSoftState {
-    load: History,
+    load: LoadHistory,
     cooldown: Cooldown,
     function_counts: FunctionCounts,
     /// Begin of the deployment's turn.

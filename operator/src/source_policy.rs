@@ -57,7 +57,7 @@ impl SourceRefusal {
 
 impl SourcePolicy {
     /// Creates the policy for `rules`.
-    pub(crate) fn new(rules: &[Rule], ambient_credentials: bool) -> Self {
+    pub(crate) fn new(rules: &[EgressRule], ambient_credentials: bool) -> Self {
         Self { egress: rules.iter().cloned().collect(), ambient_credentials }
     }
 

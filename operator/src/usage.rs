@@ -162,7 +162,7 @@ fn merged(
     observed: &Observed,
     model: &Inspection,
     source: MixOf,
-) -> Option<(Shares, u32)> {
+) -> Option<(UsageShares, u32)> {
     let (mut sum, mut requests) = (vec![0.0_f64; model.moe_layers.len() * model.experts], 0.0);
     let mut any_reported = false;
     for entry in observed.gateways_alive() {
@@ -177,15 +177,21 @@ fn merged(
         any_reported = true;
     }
     let weights = sum.into_iter().map(|value| value as f32).collect();
-    let shares = any_reported.then(|| Shares::from_weights(model.experts, weights))?.ok()?;
+    let shares = any_reported.then(|| UsageShares::from_weights(model.experts, weights))?.ok()?;
     Some((shares, requests.round().min(f64::from(u32::MAX)) as u32))
 }
 
 /// Reads the report of `entry` about requests of this `source`, if it is about this very model.
-fn read<'a>(entry: &'a GatewayDemand, model: &Inspection, source: MixOf) -> Option<(Shares, &'a RequestMix)> {
+fn read<'a>(
+    entry: &'a GatewayDemand,
+    model: &Inspection,
+    source: MixOf,
+) -> Option<(UsageShares, &'a RequestMix)> {
     let mix = entry.mix.as_ref().filter(|mix| mix.of == source && mix.model == model.fingerprint)?;
     // Invalid values of a faulty gateway are ignored.
-    Shares::from_text(&mix.shares, model.moe_layers.len(), model.experts).ok().map(|shares| (shares, mix))
+    UsageShares::from_text(&mix.shares, model.moe_layers.len(), model.experts)
+        .ok()
+        .map(|shares| (shares, mix))
 }
 
 /// Returns those of `plans` that are for the spec of `planning`, whatever usage they were made for, newest first.

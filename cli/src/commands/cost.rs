@@ -288,7 +288,11 @@ fn parts_table(account: &LedgerTotals) -> String {
     table::with_header(&["part", "cost", "share", ""], rows.into())
 }
 
-fn amounts_table(name: &str, amounts: &BTreeMap<String, RequestTotals>, label: impl Fn(&str) -> String) -> String {
+fn amounts_table(
+    name: &str,
+    amounts: &BTreeMap<String, RequestTotals>,
+    label: impl Fn(&str) -> String,
+) -> String {
     let total: u64 = amounts.values().map(|amounts| amounts.cost).sum();
     let rows = amounts.iter().map(|(name, amounts)| {
         let tokens = amounts.prompt_tokens + amounts.completion_tokens;

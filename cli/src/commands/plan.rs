@@ -21,7 +21,7 @@ use crate::workload::ConcurrencyArgs;
 use clap::Args;
 use nodes::{NodesArgs, NodesInputs};
 use nodes_model::WeightDtypes;
-use remoe_hardware::{TimeFactors, ModelId, Origin, TimeRatios};
+use remoe_hardware::{ModelId, Origin, TimeFactors, TimeRatios};
 use remoe_hub::ModelArgs;
 use remoe_model::{DenseDtype, ExpertsDtype, KvCacheDtype};
 use remoe_planner::{

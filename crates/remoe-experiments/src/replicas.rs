@@ -147,7 +147,8 @@ fn run(
     trace: &[Second],
     decide: impl Fn(&mut Observations) -> [u32; GROUPS],
 ) -> ReplicaTrial {
-    let mut seen = Observations { history: LoadHistory::default(), now: Duration::ZERO, present: [1; GROUPS] };
+    let mut seen =
+        Observations { history: LoadHistory::default(), now: Duration::ZERO, present: [1; GROUPS] };
     seen.history.start_at(seen.now);
     // Serving replicas; starting replicas with the second at which they serve.
     let (mut serving, mut coming) = ([1_u32; GROUPS], VecDeque::<(u64, [u32; GROUPS])>::new());

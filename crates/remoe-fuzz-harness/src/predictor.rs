@@ -134,7 +134,8 @@ pub fn seeds() -> Vec<Vec<u8>> {
         let trained = seed(records, tree(0, 0)).into();
         let trained = TrainedPredictor::from_bytes(&trained, MODEL, &EMBEDDING).expect("it was saved");
         // Any embedding with the same tokens can serve as the sketch.
-        let portable = PortablePredictor::from_trained(&trained, &EMBEDDING, &EMBEDDING).expect("the same tokens");
+        let portable =
+            PortablePredictor::from_trained(&trained, &EMBEDDING, &EMBEDDING).expect("the same tokens");
         portable.to_bytes().expect("a portable predictor can be saved")
     };
     let whole = [seed(1, tree(0, 0)), seed(9, tree(0, 0)), seed(9, tree(8, 3)), seed(24, tree(12, 4))];

@@ -32,7 +32,7 @@ impl CostRecorder {
         mut status: watch::Receiver<Status>,
         mut function_prices: watch::Receiver<Option<FunctionPrices>>,
     ) {
-        let mut lives = Lives::default();
+        let mut lives = FunctionLives::default();
         let mut earlier: Vec<(u64, Status)> = Vec::new();
         loop {
             earlier.push((CostAccounting::now(), status.borrow_and_update().clone()));
@@ -59,7 +59,13 @@ impl CostRecorder {
         }
     }
 
-    fn record_status(&self, at: u64, status: &Status, function_prices: &FunctionPrices, lives: &mut Lives) {
+    fn record_status(
+        &self,
+        at: u64,
+        status: &Status,
+        function_prices: &FunctionPrices,
+        lives: &mut FunctionLives,
+    ) {
         // Another placement may have more functions.
         lives.add_tiers(function_prices.tiers());
         let serves = |function: &FunctionStatus| function.state == FunctionState::Serving;

@@ -34,7 +34,7 @@ pub enum LocalError {
     Predict(#[from] PredictError),
     /// The training history cannot be used.
     #[error(transparent)]
-    History(#[from] StoreError),
+    History(#[from] HistoryStoreError),
     /// A thread cannot be started.
     #[error("cannot start a thread: {0}")]
     Thread(io::Error),

@@ -95,8 +95,8 @@ impl SleepGroups {
     }
 
     /// Returns the experts of each group, and whether it sleeps.
-    pub(crate) fn groups(&self) -> Vec<ApartGroup> {
-        let group = |group_state: &SleepGroupState| ApartGroup {
+    pub(crate) fn groups(&self) -> Vec<InactiveGroup> {
+        let group = |group_state: &SleepGroupState| InactiveGroup {
             name: group_state.name.clone(),
             experts: format_listing(&group_state.group.hosted),
             asleep: !group_state.state.awake,

@@ -39,7 +39,7 @@ pub struct Measured {
 pub(crate) struct ReplanRequest {
     basis: PlacementBasis,
     wanted: DesiredDeployment,
-    shares: Shares,
+    shares: UsageShares,
     occasion: ReplanOccasion,
 }
 
@@ -66,7 +66,7 @@ impl ReplanRequest {
     pub(crate) fn new(
         basis: &PlacementBasis,
         wanted: &DesiredDeployment,
-        shares: Shares,
+        shares: UsageShares,
         occasion: ReplanOccasion,
     ) -> Self {
         Self { basis: basis.clone(), wanted: wanted.clone(), shares, occasion }

@@ -124,7 +124,7 @@ impl ModelSupervisor {
     }
 
     async fn supervise(&mut self, first: &Status) -> Result<(), LocalError> {
-        let (mut orders, mut changes) = (self.model.want(), self.supervisor.status());
+        let (mut orders, mut changes) = (self.model.launcher_orders(), self.supervisor.status());
         let mut state = SupervisorState {
             order: 0,
             change: 0,
@@ -272,7 +272,7 @@ impl ModelSupervisor {
             }
             if let Some(sleep_groups) = &mut state.sleep_groups {
                 sleep_groups.begin(&self.report.wanted, mix.as_ref());
-                self.model.groups_are(if asleep { Vec::new() } else { sleep_groups.groups() }, 0);
+                self.model.set_inactive_groups(if asleep { Vec::new() } else { sleep_groups.groups() }, 0);
             }
             let mut desired = self.desired(state);
             desired.asleep = asleep;
@@ -288,7 +288,7 @@ impl ModelSupervisor {
 
     /// Plans a wake for waiting requests with expert usage `shares`, as the operator does: the main function starts
     /// with its pre-allocated size, and the remote functions are planned while it starts.
-    async fn plan_wake(&mut self, shares: Shares, state: &mut SupervisorState) {
+    async fn plan_wake(&mut self, shares: UsageShares, state: &mut SupervisorState) {
         let Some(following) = &self.following else { return };
         let started = Instant::now();
         let preallocated = following.preallocated(&self.basis, &self.report, shares.clone()).await;
@@ -306,7 +306,7 @@ impl ModelSupervisor {
         let better = following.for_waiting_requests(&self.basis, &self.report, shares).await;
         let planning = asked.elapsed();
         if let Some(better) = better {
-            following.metrics.replanned("wake");
+            following.metrics.count_replan("wake");
             self.set_prices(&better.wanted);
             self.adopt(better, "waiting requests");
         }
@@ -331,9 +331,11 @@ impl ModelSupervisor {
 
     /// Starts and stops sleep groups as decided.
     fn groups(&mut self, change: &GroupUpdate, state: &mut SupervisorState) {
-        change.wakes.iter().for_each(|cause| self.model.group_woke(*cause));
-        self.model
-            .groups_are(state.sleep_groups.as_ref().map_or_else(Vec::new, SleepGroups::groups), change.pairs);
+        change.wakes.iter().for_each(|cause| self.model.record_group_wake(*cause));
+        self.model.set_inactive_groups(
+            state.sleep_groups.as_ref().map_or_else(Vec::new, SleepGroups::groups),
+            change.pairs,
+        );
         if change.sleeps || !change.wakes.is_empty() {
             let desired = self.desired(state);
             state.change = self.supervisor.change(desired);
@@ -366,7 +368,7 @@ impl ModelSupervisor {
         }
         record_wake_stages(&mut state.wake, status);
         let serving = main.filter(|_| !state.asleep && status.generation.is_some());
-        self.model.runs(RunningFunctions {
+        self.model.set_running_functions(RunningFunctions {
             order: state.order,
             backends: serving.and_then(|main| self.backend(main, status)).into_iter().collect(),
             wake: state.wake,

@@ -22,9 +22,9 @@ const MIN_REQUESTS: f64 = 4.0;
 /// Learned expert usage of one model.
 pub struct ModelUsage {
     learner: Arc<UsageLearner>,
-    answered: watch::Receiver<Option<AnsweredMix>>,
+    answered: watch::Receiver<Option<AnsweredUsage>>,
     /// Mean usage in the training history at the start, if it has enough requests.
-    pub remembered: Option<Shares>,
+    pub remembered: Option<UsageShares>,
 }
 
 /// Training history of a model's requests.
@@ -45,7 +45,7 @@ pub struct ModelFiles {
     /// Embedding of the checkpoint.
     pub embedding: Embedding,
     /// Trained predictor of the model, if there is one.
-    pub trained: Option<Trained>,
+    pub trained: Option<TrainedPredictor>,
 }
 
 impl ModelUsage {
@@ -81,8 +81,8 @@ impl ModelUsage {
         let prompts = PromptReader::open(&wanted.checkpoint)?;
         let trained = files.trained.map(|trained| Box::new(trained) as Box<dyn TunedPredictor>);
         let predictor = UsagePredictor::new(header, files.embedding, prompts, trained, options)?;
-        let is_enough = predictor.remembered().0 as f64 >= MIN_REQUESTS;
-        let remembered = if is_enough { predictor.mean(tokens)? } else { None };
+        let is_enough = predictor.history_size().requests as f64 >= MIN_REQUESTS;
+        let remembered = if is_enough { predictor.mean_usage(tokens)? } else { None };
         let learner = UsageLearner::new(metrics.of_model(&wanted.name()));
         let watch = PredictionService::start(predictor, None, learner.publisher(&files.fingerprint));
         let watch = watch.map_err(LocalError::Thread)?;
@@ -101,12 +101,12 @@ impl ModelUsage {
     }
 
     /// Returns the recent expert usage, if there were enough requests.
-    pub(crate) fn recent(&self) -> Option<Shares> {
+    pub(crate) fn recent(&self) -> Option<UsageShares> {
         shares_if_enough(self.answered.borrow().as_ref())
     }
 
     /// Returns the recent expert usage, if it changed since the last call and there were enough requests.
-    pub(crate) fn recent_if_changed(&mut self) -> Option<Shares> {
+    pub(crate) fn recent_if_changed(&mut self) -> Option<UsageShares> {
         if !self.answered.has_changed().unwrap_or(false) {
             return None;
         }
@@ -114,9 +114,9 @@ impl ModelUsage {
     }
 }
 
-fn shares_if_enough(answered: Option<&AnsweredMix>) -> Option<Shares> {
+fn shares_if_enough(answered: Option<&AnsweredUsage>) -> Option<UsageShares> {
     answered
-        .map(|answered| &answered.mix)
+        .map(|answered| &answered.usage)
         .filter(|mix| mix.requests >= MIN_REQUESTS)
         .map(|mix| mix.shares.clone())
 }
@@ -127,6 +127,6 @@ pub(crate) struct ActiveRequests(Arc<UsageLearner>);
 impl ActiveRequests {
     /// Predicts the expert usage of the active requests; `None` if it is unknown.
     pub(crate) async fn mix(self) -> Option<JointUsage> {
-        self.0.predicted(PREDICTION_TIMEOUT).await
+        self.0.predict_joint_usage(PREDICTION_TIMEOUT).await
     }
 }

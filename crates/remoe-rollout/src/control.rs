@@ -96,7 +96,7 @@ impl DescribingClient {
         let closed = |error: tonic::transport::Error| Status::unavailable(error.to_string());
         self.0.ready().await.map_err(|error| to_service_error(closed(error)))?;
         let (request, method) = (tonic::Request::new(request), PathAndQuery::from_static(method));
-        let answer = self.0.unary(request, method, CountedCodec::default()).await;
+        let answer = self.0.unary(request, method, LimitedCodec::default()).await;
         Ok(answer.map_err(to_service_error)?.into_inner())
     }
 }

@@ -153,7 +153,12 @@ impl AttentionPlan {
 }
 
 /// Returns the KV cache entry of `position` of `span`.
-fn entry_index(pages: &TorchPages, key: PlanKey, span: &RowSpan, position: usize) -> Result<i64, BackendError> {
+fn entry_index(
+    pages: &TorchPages,
+    key: PlanKey,
+    span: &RowSpan,
+    position: usize,
+) -> Result<i64, BackendError> {
     let page_ids = span.page_table(key.page_table);
     let (page, offset) = (position / PAGE_POSITIONS, position % PAGE_POSITIONS);
     match page_ids.get(page) {

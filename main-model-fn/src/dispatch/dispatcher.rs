@@ -365,7 +365,12 @@ impl ExpertDispatcher {
         for (expert, slots) in work {
             let (expert_tokens, other_tokens) = tokens.split_at(slots.len());
             let (expert_output, other_output) = output.split_at_mut(slots.len() * row_bytes);
-            jobs.push(ExpertJob { expert, inputs: call.inputs, row_index: expert_tokens, output: expert_output });
+            jobs.push(ExpertJob {
+                expert,
+                inputs: call.inputs,
+                row_index: expert_tokens,
+                output: expert_output,
+            });
             (tokens, output) = (other_tokens, other_output);
         }
         self.metrics.reads.inc_by(jobs.len() as u64);

@@ -5,7 +5,7 @@
 
 use super::request::{ExpertTally, Figures};
 use crate::dispatch::CallTotals;
-use remoe_otel::{CONTEXT_BYTES, SpanRole, ReservedSpan, Span, SpanRef};
+use remoe_otel::{CONTEXT_BYTES, ReservedSpan, Span, SpanRef, SpanRole};
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::time::Instant;

@@ -5,7 +5,7 @@
 
 use axum::http::{HeaderMap, HeaderName, HeaderValue};
 use remoe_billing::{Rates, ReportedCost, Share};
-use remoe_http::internal_headers::{ACTIVATIONS, COST_PLACEHOLDER, RATES, TIMING, TOKENS, REPORTED_COST};
+use remoe_http::internal_headers::{ACTIVATIONS, COST_PLACEHOLDER, RATES, REPORTED_COST, TIMING, TOKENS};
 use remoe_predictor::Activations;
 use serde::Serialize;
 use std::time::{Duration, Instant};

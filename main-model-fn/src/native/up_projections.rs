@@ -7,7 +7,7 @@
 use super::Rows;
 use super::rows::BufferPool;
 use crate::backend::{BackendError, LoadModelError, ResidentPart};
-use remoe_kernels::{MAX_ROWS, NumericsClass, PackedMatrix, Pool, MatrixProduct};
+use remoe_kernels::{MAX_ROWS, MatrixProduct, NumericsClass, PackedMatrix, Pool};
 use remoe_model::{Checkpoint, MlaFacts, TensorRef};
 use remoe_weights::stored_dtype;
 

@@ -212,7 +212,7 @@ impl Identities {
         let first = async || sign().map(Keyring::with_credentials);
         let keyring = self.keyring.get_or_try_init(first).await?;
         if !keyring.current().are_valid_in(self.lifetime / 2) {
-            keyring.hold(sign()?);
+            keyring.replace(sign()?);
         }
         Ok(keyring.clone())
     }

@@ -28,7 +28,7 @@ pub(super) struct PlanInputs {
     /// Requirements of the spec.
     #[serde(rename = "wishes")]
     pub(super) requirements: DeploymentRequirements,
-    /// Expected expert usage in the text form of [`Shares`], which is twenty times shorter than rows of numbers.
+    /// Expected expert usage in the text form of [`UsageShares`], which is twenty times shorter than rows of numbers.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(super) expected: Option<String>,
 }
@@ -39,7 +39,8 @@ impl PlanInputs {
         let invalid = |error: String| PlanningError::Profile(error);
         let model = &self.model.inspection;
         let expected = self.expected.as_ref();
-        let expected = expected.map(|text| Shares::from_text(text, model.moe_layers.len(), model.experts));
+        let expected =
+            expected.map(|text| UsageShares::from_text(text, model.moe_layers.len(), model.experts));
         let expected = expected.transpose().map_err(|error| invalid(error.to_string()))?;
         let problem =
             problem(model, &self.profile, &self.requirements).map_err(|error| invalid(error.to_string()))?;

@@ -394,7 +394,7 @@ impl Planning {
             RemoteMode::Always => Remote::Always,
             RemoteMode::Never => Remote::Never,
         };
-        let (result, missed) = attempted(problem, self.origin(), wanted, |problem, remote| {
+        let (result, missed) = search_by_origin(problem, self.origin(), wanted, |problem, remote| {
             search(problem, &Options { remote, sturdy: MAX_STURDY_COST, ..Options::default() })
         })?;
         Ok((result, missed.map(|why| why.to_string())))

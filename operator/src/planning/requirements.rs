@@ -185,7 +185,7 @@ fn pricing(spec: &MoEDeploymentSpec) -> Result<Pricing, PlanningError> {
         gpu_memory_mb: spec.pricing.gpu_memory_mb.map(f64::from),
         ..Prices::default()
     };
-    let priced = if spec.main.cpu.is_some() { prices.pricing_apart() } else { prices.pricing() };
+    let priced = if spec.main.cpu.is_some() { prices.separate_pricing() } else { prices.pricing() };
     let pricing = priced.map_err(|error| invalid(&format!("pricing.{}", error.field), error.message))?;
     Ok(Pricing { main_replicas: spec.main_functions(), ..pricing })
 }

@@ -5,7 +5,7 @@ use remoe_api::{MAX_VERDICT, PlanVerdict, ServingWay, WayCost};
 use remoe_planner::{PlacementComparison, ServingStrategy, StrategyEvaluation};
 
 /// Converts `verdict` to the form of a plan.
-pub(super) fn to_plan_verdict(verdict: &Verdict) -> PlanVerdict {
+pub(super) fn to_plan_verdict(verdict: &PlacementComparison) -> PlanVerdict {
     let cheapest = verdict.best.and_then(|best| verdict.rivals.iter().find(|rival| rival.name == best));
     let is_other = |rival: &&StrategyEvaluation| {
         rival.feasible

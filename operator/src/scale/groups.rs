@@ -130,7 +130,7 @@ pub(super) fn by_use(
         if group.awake {
             let used = group.asked.map_or(group.since, |asked| asked.max(group.since));
             let window_end =
-                (used + group.patience(window)).saturating_sub(since_1970(observed.now)) + WINDOW_MARGIN;
+                (used + group.idle_window(window)).saturating_sub(since_1970(observed.now)) + WINDOW_MARGIN;
             groups.requeue_after =
                 Some(groups.requeue_after.map_or(window_end, |stored| stored.min(window_end)));
         } else {
@@ -139,7 +139,7 @@ pub(super) fn by_use(
         let sets = function.hosted.as_ref().map(|hosted| hosted.sets().to_vec()).unwrap_or_default();
         let experts = listing(&sets);
         watched.hosted.insert(function.name.clone(), sets);
-        let idle_window = group.patience(window);
+        let idle_window = group.idle_window(window);
         groups.changes.extend(change.map(|to| GroupChange {
             function: function.name.clone(),
             to,
@@ -195,7 +195,7 @@ impl GroupInput<'_> {
             awake: !stored.asleep,
             since,
             asked: used.filter(|_| !stored.asleep),
-            stretch: stored.stretch.clamp(1, MOST_STRETCH),
+            stretch: stored.stretch.clamp(1, MAX_STRETCH),
             doubted: stored.doubted,
         };
         if phase != DemandPhase::Active {

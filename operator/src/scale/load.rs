@@ -45,7 +45,7 @@ impl ReplicaChange {
 #[derive(Debug, Clone, Default, PartialEq)]
 pub(super) struct LoadScale {
     /// Load in the scaling window, including new reports.
-    pub(super) history: History,
+    pub(super) history: LoadHistory,
     /// Replicas beyond those of the plan, by function.
     pub(super) extra: BTreeMap<String, u32>,
     /// Functions whose replicas change.
@@ -66,11 +66,11 @@ pub(super) fn by_load(inputs: Inputs<'_>, pods: &[PodView], target: Option<&Targ
     let mut history = soft_state.load.clone();
     record_reports(observed, &mut history, &pods, window, now);
     let Some(target) = target else { return LoadScale { history, ..LoadScale::default() } };
-    let policy = Policy { target: f64::from(spec.scaling.target_percent) / 100.0, window };
+    let policy = ScalingPolicy { target: f64::from(spec.scaling.target_percent) / 100.0, window };
     let room = u32::try_from(max_batch(&target.plan)).unwrap_or(u32::MAX);
     let main = &target.revision.main;
     let current = current_replicas(main, &pods);
-    let bounds = Mains {
+    let bounds = MainReplicas {
         name: &main.name,
         present: current.max(main.replicas),
         least: main.replicas,
@@ -78,17 +78,17 @@ pub(super) fn by_load(inputs: Inputs<'_>, pods: &[PodView], target: Option<&Targ
         room,
         serves: pods.iter().any(|pod| pod.is_main && pod.ready),
     };
-    let mut wanted = vec![(main, current, mains(&policy, &history, bounds, now))];
+    let mut wanted = vec![(main, current, main_replicas(&policy, &history, bounds, now))];
     if let Some(limits) = &spec.scaling.remote {
         let functions = &target.revision.remote;
         let current: Vec<(u32, Vec<String>)> = functions
             .iter()
             .map(|function| (current_replicas(function, &pods), addresses(function, &pods)))
             .collect();
-        let remotes: Vec<Remote<'_>> = functions
+        let remotes: Vec<RemoteReplicas<'_>> = functions
             .iter()
             .zip(&current)
-            .map(|(function, (present, addresses))| Remote {
+            .map(|(function, (present, addresses))| RemoteReplicas {
                 name: &function.name,
                 addresses,
                 present: *present,
@@ -98,7 +98,7 @@ pub(super) fn by_load(inputs: Inputs<'_>, pods: &[PodView], target: Option<&Targ
             })
             .collect();
         let memory = limits.memory_mb.map_or(u64::MAX, |memory| u64::from(memory) * MB);
-        let counts = remote(&policy, &history, &remotes, memory, now);
+        let counts = remote_replicas(&policy, &history, &remotes, memory, now);
         let present = current.iter().map(|(present, _)| *present);
         wanted.extend(
             functions
@@ -122,11 +122,16 @@ pub(super) fn by_load(inputs: Inputs<'_>, pods: &[PodView], target: Option<&Targ
 }
 
 /// Returns the change of `function` from `current` replicas to `wanted`, or to those of its plan if these are more.
-fn change(history: &mut History, function: &Function, current: u32, wanted: u32) -> Option<ReplicaChange> {
+fn change(
+    history: &mut LoadHistory,
+    function: &Function,
+    current: u32,
+    wanted: u32,
+) -> Option<ReplicaChange> {
     let extra = wanted.saturating_sub(function.replicas);
     let to = Count { replicas: function.replicas, extra }.total_replicas();
     // A count that was decided earlier and not reached yet is no change.
-    let from = history.want(&function.name, to).unwrap_or(current.max(function.replicas));
+    let from = history.set_wanted(&function.name, to).unwrap_or(current.max(function.replicas));
     (from != to).then(|| ReplicaChange {
         component: function.component,
         function: function.name.clone(),
@@ -150,12 +155,12 @@ fn is_busy(observed: &Observed) -> bool {
 /// Adds the reports of gateways and main functions to `history`.
 fn record_reports(
     observed: &Observed,
-    history: &mut History,
+    history: &mut LoadHistory,
     pods: &[&PodView],
     window: Duration,
     now: Duration,
 ) {
-    history.look(now);
+    history.start_at(now);
     for entry in observed.gateways_alive() {
         let Some(load) = &entry.load else { continue };
         let report = GatewayReport {
@@ -165,13 +170,13 @@ fn record_reports(
             waiting: entry.waiting,
             sequence: entry.sequence,
         };
-        history.note(&entry.uid, report, window, now);
+        history.add_gateway_report(&entry.uid, report, window, now);
     }
     // Reports about other addresses are ignored.
     let remote: BTreeSet<String> =
         pods.iter().filter(|pod| !pod.is_main).filter_map(|pod| pod.expert_address()).collect();
     for (main, observation) in &observed.main_observations {
-        let Some(Worked { age, computed }) = &observation.worked else { continue };
+        let Some(RemoteWorkReport { age, computed }) = &observation.worked else { continue };
         let ours = computed.iter().filter(|(address, _)| remote.contains(*address));
         let computed = ours.map(|(address, time)| (address.clone(), *time)).collect();
         history.add_work_report(main, RemoteWorkReport { age: *age, computed }, window, now);

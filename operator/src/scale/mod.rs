@@ -30,7 +30,7 @@ pub(crate) struct Scaled {
     /// Replicas by function.
     pub counts: BTreeMap<String, Count>,
     /// Load in the scaling window, kept as soft state.
-    pub load: History,
+    pub load: LoadHistory,
     /// Functions whose number of replicas changes with the load.
     pub changes: Vec<ReplicaChange>,
     /// Remote functions that sleep while main functions run.

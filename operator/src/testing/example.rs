@@ -100,7 +100,7 @@ pub fn large() -> ModelFacts {
 }
 
 /// Nearly all work is on these experts, in every layer.
-fn shares(hot: &[usize]) -> Shares {
+fn shares(hot: &[usize]) -> UsageShares {
     let weight = |at: usize| if hot.contains(&(at % EXPERTS)) { 1.0 } else { 0.001 };
     UsageShares::from_weights(EXPERTS, (0..LAYERS * EXPERTS).map(weight).collect()).unwrap()
 }

@@ -148,7 +148,7 @@ impl ModelSupervisor {
         state.slept.clear();
         if let Some(sleep_groups) = &mut state.sleep_groups {
             sleep_groups.begin(&self.report.wanted, None);
-            self.model.groups_are(sleep_groups.groups(), 0);
+            self.model.set_inactive_groups(sleep_groups.groups(), 0);
         }
     }
 
