@@ -9,7 +9,7 @@
 
 use super::drift::includes_all;
 use super::manifests::Revision;
-use super::pod_comparison::{Comparison, PodField};
+use super::pod_comparison::{PodComparison, PodField};
 use super::pods::PodView;
 use super::status_issue::StatusIssue;
 use k8s_openapi::api::core::v1::{Container, Pod, PodSpec, Volume, VolumeMount};
@@ -34,7 +34,7 @@ pub(crate) fn mark_altered(
     pods: &[Pod],
     owner: &MoEDeployment,
     revision: &Revision,
-    comparison: &Comparison,
+    comparison: &PodComparison,
 ) {
     let name = owner.name_any();
     for view in views.iter_mut().filter(|view| view.is_sound()) {

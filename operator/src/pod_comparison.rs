@@ -40,7 +40,7 @@ impl fmt::Display for PodField {
 
 /// Settings of the comparison. A cluster's admission may rewrite some fields when pods are created.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub(crate) struct Comparison {
+pub(crate) struct PodComparison {
     /// Set if the image must be the written one from the start. Otherwise admission may have changed it until the
     /// container is restarted.
     pub exact_images: bool,
@@ -48,7 +48,7 @@ pub(crate) struct Comparison {
     pub rewritten: Vec<PodField>,
 }
 
-impl Comparison {
+impl PodComparison {
     /// Returns a predicate for the fields to compare, of a pod whose container restarted `restarts` times.
     pub(crate) fn is_compared(&self, restarts: i32) -> impl Fn(PodField) -> bool {
         let exact_image = self.exact_images || restarts > 0;

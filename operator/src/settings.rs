@@ -4,7 +4,7 @@ use super::deployment_policy::{DeploymentPolicy, NameList, PriceList};
 use super::exposure::GatewayService;
 use super::identity::{Identities, IssuerRef, Signer, SignerName};
 use super::manifests::{OperatorEnvironment, PodExtras};
-use super::pod_comparison::{Comparison, PodField};
+use super::pod_comparison::{PodComparison, PodField};
 use super::source_policy::SourcePolicy;
 use super::trace_collector::{
     CollectorEndpoint, CollectorPeers, SamplingRatio, TraceCollector, UnknownCollector,
@@ -202,7 +202,7 @@ impl RunSettings {
             }),
             uncertified_gateways: false,
             trace_collector: self.tracing_endpoint.as_ref().map(trace_collector).transpose()?,
-            comparison: Comparison {
+            comparison: PodComparison {
                 exact_images: self.exact_images,
                 rewritten: self.rewritten_fields.clone(),
             },

@@ -298,7 +298,7 @@ fn completion(seed: u32, length: u32, tokens: u32) -> Value {
 
 /// Running streams never fail for lack of device memory: new requests are refused and can be retried.
 #[tokio::test(flavor = "multi_thread")]
-async fn device_without_memory_refuses_new_requests_and_no_running_one() {
+async fn device_without_memory_refuses_only_new_requests() {
     let model = ModelFixture::fixture("olmoe-basic");
     let options = StartOptions::dtype("float32").simulated_device(2 * GIB).with("--kv-cache-bytes", 64 * GIB);
     let device = RecordedFunction::start_with(&model, options.with("--max-batch", 64)).await;

@@ -20,7 +20,7 @@ const PARALLEL_MODELS: usize = 4;
 
 /// Comparison of one model with its reference.
 #[derive(Debug, Default)]
-struct Comparison {
+struct ParityComparison {
     failures: Vec<String>,
     /// Largest relative difference of logits.
     largest_difference: f32,
@@ -77,11 +77,11 @@ async fn compare_model(
     args: &DeviceArgs,
     reference: &ReferenceModel,
     dtype: &'static str,
-) -> Result<Comparison> {
+) -> Result<ParityComparison> {
     let ReferenceModel { name, folder, expected } = reference;
     let mut main = MainProcess::start(args, folder, &FunctionSettings::with_dtype(dtype)).await?;
     main.route(&[], &[]).await?;
-    let mut comparison = Comparison::default();
+    let mut comparison = ParityComparison::default();
     let is_float32 = dtype == "float32";
     for (index, prompt) in expected.prompts.iter().enumerate() {
         let reply = main.inspect(&prompt.ids).await?;

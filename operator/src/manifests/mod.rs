@@ -31,7 +31,7 @@ pub(crate) use remote::Hosted;
 use super::deployment_policy::DeploymentPolicy;
 use super::exposure::GatewayService;
 use super::identity::SignerName;
-use super::pod_comparison::Comparison;
+use super::pod_comparison::PodComparison;
 use super::source_policy::SourcePolicy;
 use super::trace_collector::TraceCollector;
 use k8s_openapi::api::core::v1::Service;
@@ -68,7 +68,7 @@ pub(crate) struct OperatorEnvironment {
     /// Trace export of functions, if any.
     pub trace_collector: Option<TraceCollector>,
     /// Comparison of pods with their desired specs.
-    pub comparison: Comparison,
+    pub comparison: PodComparison,
     /// Limits on deployments.
     pub policy: DeploymentPolicy,
 }

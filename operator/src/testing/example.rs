@@ -6,7 +6,7 @@ use crate::exposure::GatewayService;
 use crate::facts::ModelFacts;
 use crate::manifests::{OperatorEnvironment, PodExtras, Revision, plan_hash, revision};
 use crate::planning::{KnownProfile, Planning};
-use crate::pod_comparison::Comparison;
+use crate::pod_comparison::PodComparison;
 use crate::source_policy::SourcePolicy;
 use crate::testing::solutions;
 use remoe_api::{MixOf, MoEDeployment, MoEPlanSpec, ProfileSource, RemotePlan, RequestMix};
@@ -37,7 +37,7 @@ pub fn environment() -> OperatorEnvironment {
         gateway: None,
         uncertified_gateways: false,
         trace_collector: None,
-        comparison: Comparison::default(),
+        comparison: PodComparison::default(),
         policy: DeploymentPolicy {
             prices: None,
             priority_classes: "*".parse().unwrap(),

@@ -223,7 +223,7 @@ fn latency_is_none_under_overload() {
 
 /// Cold starts, two main functions and a stated target.
 #[test]
-fn latency_with_sleep_and_several_mains_matches_the_simulated_engine() {
+fn latency_with_sleep_and_mains_matches_the_simulated_engine() {
     for (seed, (utilisation, target_itl)) in
         [(0.05, None), (0.2, Some(0.2)), (0.5, Some(0.03))].into_iter().enumerate()
     {

@@ -515,7 +515,7 @@ fn changing_one_layer_does_not_improve_the_plan() {
 
 /// A plan for uniform shares that keeps the limits under the true shares is also a candidate for the true shares.
 #[test]
-fn plans_for_true_shares_cost_no_more_than_plans_for_uniform_ones() {
+fn plan_for_true_shares_costs_no_more_than_for_uniform_ones() {
     let (mut compared, mut cheaper, sample) = (0, 0, Sample::new());
     for seed in sample.of(0..400) {
         let mut problem = small_problem(seed, 1 + seed as usize % 3);

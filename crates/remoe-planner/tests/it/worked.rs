@@ -142,7 +142,7 @@ fn half_the_limit_is_infeasible() {
 }
 
 #[test]
-fn previous_plan_is_replaced_if_it_fails_and_kept_if_near_optimal() {
+fn failing_plan_is_replaced_and_near_optimal_plan_is_kept() {
     let mut problem = problem("example3");
     let best = solve(&problem, None, &Options::default()).unwrap();
     let mut small = best.plan.clone();
