@@ -94,7 +94,7 @@ pub trait DeferredWeights: Send + Sync {
     fn load(&self) -> Result<(), CheckpointError>;
 }
 
-/// Entry of a page table for a released page: every later row's attention window begins behind its positions.
+/// Entry of a page table for a released page: every later row's attention window begins after its positions.
 pub const RELEASED_PAGE: usize = usize::MAX;
 
 /// One layer's attention and the page table of its KV cache.
@@ -120,7 +120,7 @@ pub struct RowSpan {
 }
 
 impl RowSpan {
-    /// Index behind the span's last row in the batch.
+    /// Index after the span's last row in the batch.
     pub fn end_row(&self) -> usize {
         self.first_row + self.rows
     }
@@ -194,7 +194,7 @@ pub trait Backend: Sized + Send + Sync + 'static {
 
     /// True if the output of shared experts stays on the device and is added there.
     ///
-    /// The host then waits for the routed experts only. The sum is rounded once more.
+    /// The host then waits for the routed experts only. The sum is then rounded once more than on the host.
     const ADDS_SHARED: bool = false;
 
     /// True if the device selects the largest logits, so that the others are not copied to the host.
@@ -308,7 +308,8 @@ pub trait Backend: Sized + Send + Sync + 'static {
     /// Creates the KV cache of `layers`, without pages. Pages of all page tables have the same size.
     fn new_pages(&self, layers: &[PagedLayer]) -> Self::Pages;
 
-    /// Returns the bytes of one page: the layers of one page table together.
+    /// Returns the bytes of one page, which holds [`PAGE_POSITIONS`] positions of every layer of
+    /// its page table.
     fn page_bytes(pages: &Self::Pages) -> usize;
 
     /// Copies `values` to the device.
@@ -317,8 +318,8 @@ pub trait Backend: Sized + Send + Sync + 'static {
     /// Fails if the device has no memory left.
     fn upload_vector(&self, values: &[f32]) -> Result<Self::Vector, BackendError>;
 
-    /// Reserves memory for `count` pages, or for fewer if the device has no memory for all beside its workspace. Sequences
-    /// have up to `positions` positions. Returns the number reserved.
+    /// Reserves memory for `count` pages, or for as many as fit beside the workspace, which is sized for sequences of up to
+    /// `positions` positions. Returns the number reserved.
     ///
     /// # Errors
     /// Fails if the device cannot hold a single page.
@@ -331,7 +332,7 @@ pub trait Backend: Sized + Send + Sync + 'static {
         Ok(count)
     }
 
-    /// Returns the bytes of device memory that `pages` leave to iterations.
+    /// Returns the bytes of device memory that are reserved for iterations beside `pages`; 0 if the backend reserves none.
     fn workspace_bytes(_pages: &Self::Pages) -> usize {
         0
     }
@@ -364,7 +365,8 @@ pub trait Backend: Sized + Send + Sync + 'static {
     /// As [`embed`](Self::embed).
     fn linear(&self, weight: &Self::Linear, x: &Self::Tensor) -> Result<Self::Tensor, BackendError>;
 
-    /// Normalises each group of as many elements as the norm has weights, in float32; [`NormKind`] says where it rounds.
+    /// Normalises consecutive groups of columns in float32. A group (a row, or a head of it) is as long as the norm's weights.
+    /// [`NormKind`] says where it rounds.
     ///
     /// # Errors
     /// As [`embed`](Self::embed).

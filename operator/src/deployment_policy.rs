@@ -1,7 +1,8 @@
-//! Limits on MoEDeployments, from the operator's settings. Pure.
+//! Allowed classes of pods, and the prices that the platform sets for all MoEDeployments. Pure.
 //!
-//! A tenant with write access to MoEDeployments chooses their prices and the classes of their pods. Prices count
-//! against callers' budgets, a PriorityClass preempts pods of others, and a RuntimeClass chooses the isolation.
+//! Without this policy, every author of MoEDeployments chooses their prices and the classes of their pods. Prices
+//! determine what is charged to callers' budgets, a PriorityClass preempts other pods, and a RuntimeClass decides on
+//! isolation.
 
 use super::status_issue::StatusIssue;
 use remoe_api::{Billing, MoEDeployment, PodTemplate, PricingSpec};
@@ -13,8 +14,8 @@ use std::str::FromStr;
 
 /// Reason of a deployment that violates the policy.
 pub(crate) const NOT_ALLOWED: &str = "NotAllowed";
-/// Wildcard for all names in a list.
-const ALL: &str = "*";
+/// Entry of a list that allows any name.
+const WILDCARD: &str = "*";
 /// Prefix of the PriorityClasses of Kubernetes itself.
 const SYSTEM_PREFIX: &str = "system-";
 /// Maximum characters of a price, as in `spec.pricing`.
@@ -22,7 +23,7 @@ const MAX_PRICE_CHARS: usize = 20;
 /// Maximum price in dollars per hour.
 const MAX_PRICE_DOLLARS: f64 = 1e6;
 
-/// Limits that apply to all deployments.
+/// Policy for all deployments.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct DeploymentPolicy {
     /// Price list of the platform, which replaces `spec.pricing`.
@@ -33,7 +34,7 @@ pub(crate) struct DeploymentPolicy {
     pub runtime_classes: NameList,
 }
 
-/// Names, separated by commas. `*` allows all of them.
+/// Allowed names, separated by commas; `*` allows every name that is not reserved.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NameList(BTreeSet<String>);
 
@@ -47,17 +48,19 @@ impl FromStr for NameList {
 }
 
 impl NameList {
-    fn allow(&self, name: &str, reserved: Option<&str>) -> bool {
-        let is_reserved = reserved.is_some_and(|prefix| name.starts_with(prefix));
-        self.0.contains(name) || (self.0.contains(ALL) && !is_reserved)
+    /// Returns whether the list has `name` or `*`. Names with the reserved prefix must be in the list themselves.
+    fn allow(&self, name: &str, reserved_prefix: Option<&str>) -> bool {
+        let is_reserved = reserved_prefix.is_some_and(|prefix| name.starts_with(prefix));
+        self.0.contains(name) || (self.0.contains(WILDCARD) && !is_reserved)
     }
 
-    fn listed(&self, reserved: Option<&str>) -> String {
+    /// Describes the allowed names for an error message.
+    fn description(&self, reserved_prefix: Option<&str>) -> String {
         let names: Vec<String> = self
             .0
             .iter()
-            .map(|name| match reserved {
-                Some(prefix) if name == ALL => format!("all but {prefix}*"),
+            .map(|name| match reserved_prefix {
+                Some(prefix) if name == WILDCARD => format!("all but {prefix}*"),
                 _ => name.clone(),
             })
             .collect();
@@ -108,53 +111,53 @@ fn is_price(text: &str) -> bool {
 }
 
 impl DeploymentPolicy {
-    /// Returns `owner` with the prices that apply to it.
-    pub(crate) fn priced<'a>(&self, owner: &'a MoEDeployment) -> Cow<'a, MoEDeployment> {
-        let Some(prices) = &self.prices else { return Cow::Borrowed(owner) };
-        let gpu = owner.spec.main.gpu.as_ref();
+    /// Returns `deployment` with the prices that apply to it.
+    pub(crate) fn priced<'a>(&self, deployment: &'a MoEDeployment) -> Cow<'a, MoEDeployment> {
+        let Some(prices) = &self.prices else { return Cow::Borrowed(deployment) };
+        let gpu = deployment.spec.main.gpu.as_ref();
         let gpu_hour = gpu.and_then(|gpu| prices.gpu_hour.get(&gpu.resource)).cloned();
-        let mut priced = owner.clone();
+        let mut priced = deployment.clone();
         priced.spec.pricing = PricingSpec {
             billing: prices.billing,
             cpu_core_hour: prices.cpu_core_hour.clone(),
             memory_gb_hour: prices.memory_gb_hour.clone(),
-            // Both fields are set, or neither.
-            gpu_memory_mb: owner.spec.pricing.gpu_memory_mb.filter(|_| gpu_hour.is_some()),
+            // The resource allows gpuMemoryMB only together with gpuHour.
+            gpu_memory_mb: deployment.spec.pricing.gpu_memory_mb.filter(|_| gpu_hour.is_some()),
             gpu_hour,
         };
         Cow::Owned(priced)
     }
 
-    /// Returns why `owner` violates the policy; absent if it does not.
-    pub(crate) fn refusal(&self, owner: &MoEDeployment) -> Option<StatusIssue> {
-        let spec = &owner.spec;
+    /// Returns why `deployment` violates the policy; absent if it does not.
+    pub(crate) fn refusal(&self, deployment: &MoEDeployment) -> Option<StatusIssue> {
+        let spec = &deployment.spec;
         let refused = self
             .class_refusal("main", &spec.main.template)
             .or_else(|| self.class_refusal("remoteExperts", &spec.remote_experts.template))
-            .or_else(|| self.unpriced_gpu(owner));
+            .or_else(|| self.unpriced_gpu(deployment));
         refused.map(|message| StatusIssue::new(NOT_ALLOWED, message))
     }
 
     fn class_refusal(&self, part: &str, template: &PodTemplate) -> Option<String> {
-        let refused = |field: &str, name: &str, allowed: &NameList, reserved, value: &str| {
+        let message = |field: &str, name: &str, allowed: &NameList, reserved_prefix, chart_value: &str| {
             format!(
                 "spec.{part}.template.{field} {name} is not allowed; allowed: {}; name one of these or none, or \
-                 have {value} of the operator's chart extended",
-                allowed.listed(reserved)
+                 have {chart_value} of the operator's chart extended",
+                allowed.description(reserved_prefix)
             )
         };
         let priority = template.priority_class_name.as_deref();
         if let Some(name) = priority.filter(|name| !self.priority_classes.allow(name, Some(SYSTEM_PREFIX))) {
-            let (allowed, value) = (&self.priority_classes, "allowed.priorityClasses");
-            return Some(refused("priorityClassName", name, allowed, Some(SYSTEM_PREFIX), value));
+            let (allowed, chart_value) = (&self.priority_classes, "allowed.priorityClasses");
+            return Some(message("priorityClassName", name, allowed, Some(SYSTEM_PREFIX), chart_value));
         }
         let runtime = template.runtime_class_name.as_deref();
         let name = runtime.filter(|name| !self.runtime_classes.allow(name, None))?;
-        Some(refused("runtimeClassName", name, &self.runtime_classes, None, "allowed.runtimeClasses"))
+        Some(message("runtimeClassName", name, &self.runtime_classes, None, "allowed.runtimeClasses"))
     }
 
-    fn unpriced_gpu(&self, owner: &MoEDeployment) -> Option<String> {
-        let (gpu, prices) = (owner.spec.main.gpu.as_ref()?, self.prices.as_ref()?);
+    fn unpriced_gpu(&self, deployment: &MoEDeployment) -> Option<String> {
+        let (gpu, prices) = (deployment.spec.main.gpu.as_ref()?, self.prices.as_ref()?);
         (!prices.gpu_hour.contains_key(&gpu.resource)).then(|| {
             let names: Vec<&str> = prices.gpu_hour.keys().map(String::as_str).collect();
             format!(
@@ -219,7 +222,7 @@ mod tests {
         assert!(refused.contains("allowed: none") && refused.contains("allowed.runtimeClasses"), "{refused}");
     }
 
-    fn priced(list: &Value) -> DeploymentPolicy {
+    fn policy_with_prices(list: &Value) -> DeploymentPolicy {
         DeploymentPolicy { prices: Some(list.to_string().parse().unwrap()), ..environment().policy }
     }
 
@@ -227,7 +230,8 @@ mod tests {
     fn the_price_list_applies_in_place_of_the_spec() {
         let list =
             json!({"cpuCoreHour": "0.05", "memoryGBHour": "0.01", "gpuHour": {"nvidia.com/gpu": "2.5"}});
-        let (policy, free) = (priced(&list), json!({"billing": "Invocation", "cpuCoreHour": "0"}));
+        let (policy, free) =
+            (policy_with_prices(&list), json!({"billing": "Invocation", "cpuCoreHour": "0"}));
         let owner = deployment(json!({"pricing": free}));
         assert_eq!(environment().policy.priced(&owner).spec, owner.spec, "without a list");
         let pricing = &policy.priced(&owner).spec.pricing;

@@ -32,7 +32,7 @@ pub use error::ExperimentError;
 pub use expert_time::{CORES, ExpertTime, expert_time};
 pub use lengths::{LengthRatio, Phases, phases, ratios};
 pub use machine::{Cpu, CpuScaling, Gpu, Machine};
-pub use prediction_worth::{PredictionWorth, RequestPrice, UsageForecast};
+pub use prediction_worth::{ForecastCost, RequestPrice, UsageForecast};
 pub use regret::{PlanOutcome, Regret, RegretCase, RegretSubject, RobustPlan, Summary};
 pub use replicas::{ReplicaTrial, replicas};
 pub use request_outcome::RequestOutcome;

@@ -1,4 +1,5 @@
-//! Worth of a prediction: each request is planned from a forecast, and billed with its true routing.
+//! Costs of requests that are planned from a forecast and billed with their true routing. What a prediction is worth is
+//! the difference to the cost with another forecast.
 
 use crate::error::ExperimentError;
 use crate::scenario::{ExpertShares, Scenario};
@@ -10,21 +11,26 @@ use serde::Serialize;
 pub struct UsageForecast {
     /// Name in tables.
     pub name: &'static str,
-    /// Predicted shares of both phases together, for each request of the scenario.
+    /// Predicted share of each expert in the assignments of its layer, prefill and decode together, for each request of the
+    /// scenario.
     pub predicted: Vec<ExpertShares>,
 }
 
 /// Cost of requests with plans from one forecast.
 #[derive(Debug, Clone, PartialEq, Serialize)]
-pub struct PredictionWorth {
+pub struct ForecastCost {
     /// Name of the forecast.
     pub name: &'static str,
     /// Dollars of 1,000 requests with [`Remote::Auto`].
-    pub free: f64,
-    /// Dollars of 1,000 requests with [`Remote::Always`]; absent if no such plan keeps the limits of some request.
-    pub remote: Option<f64>,
-    /// Share of the (token, expert) pairs that were remote under these plans.
-    pub remote_pairs: Option<f64>,
+    #[serde(rename = "free")]
+    pub auto_dollars: f64,
+    /// Dollars of 1,000 requests with [`Remote::Always`]; absent if at least one request has no
+    /// such plan within the limits.
+    #[serde(rename = "remote")]
+    pub always_remote_dollars: Option<f64>,
+    /// Mean over the requests of [`RequestPrice::remote_share`], with [`Remote::Always`].
+    #[serde(rename = "remote_pairs")]
+    pub remote_share: Option<f64>,
     /// Each request under its plan with remote experts; empty without such plans.
     #[serde(skip)]
     pub each: Vec<RequestPrice>,
@@ -35,8 +41,8 @@ pub struct PredictionWorth {
 pub struct RequestPrice {
     /// Dollars of the request.
     pub dollars: f64,
-    /// Share of its (token, expert) pairs that were remote.
-    pub remote_pairs: f64,
+    /// Share of the request's (token, expert) pairs that were remote.
+    pub remote_share: f64,
 }
 
 impl Scenario {
@@ -44,52 +50,54 @@ impl Scenario {
     ///
     /// # Errors
     /// The scenario is invalid, or no plan keeps its limits.
-    pub fn worth(&self, forecasts: &[UsageForecast]) -> Result<Vec<PredictionWorth>, ExperimentError> {
+    pub fn forecast_costs(&self, forecasts: &[UsageForecast]) -> Result<Vec<ForecastCost>, ExperimentError> {
         self.check()?;
-        forecasts.iter().map(|forecast| self.worth_of(forecast)).collect()
+        forecasts.iter().map(|forecast| self.forecast_cost(forecast)).collect()
     }
 
-    fn worth_of(&self, forecast: &UsageForecast) -> Result<PredictionWorth, ExperimentError> {
+    fn forecast_cost(&self, forecast: &UsageForecast) -> Result<ForecastCost, ExperimentError> {
         let count = self.requests.len().max(1) as f64;
-        let free = self.request_prices(forecast, Remote::Auto)?;
-        let mut worth = PredictionWorth {
+        let auto_prices = self.request_prices(forecast, Remote::Auto)?;
+        let mut costs = ForecastCost {
             name: forecast.name,
-            free: free.iter().map(|price| price.dollars).sum::<f64>() * 1000.0 / count,
-            remote: None,
-            remote_pairs: None,
+            auto_dollars: auto_prices.iter().map(|price| price.dollars).sum::<f64>() * 1000.0 / count,
+            always_remote_dollars: None,
+            remote_share: None,
             each: Vec::new(),
         };
-        let remote = match self.request_prices(forecast, Remote::Always) {
-            Ok(remote) => remote,
-            Err(ExperimentError::Plan { error: PlanError::Infeasible(_), .. }) => return Ok(worth),
+        let always_prices = match self.request_prices(forecast, Remote::Always) {
+            Ok(prices) => prices,
+            Err(ExperimentError::Plan { error: PlanError::Infeasible(_), .. }) => return Ok(costs),
             Err(error) => return Err(error),
         };
-        worth.remote = Some(remote.iter().map(|price| price.dollars).sum::<f64>() * 1000.0 / count);
-        worth.remote_pairs = Some(remote.iter().map(|price| price.remote_pairs).sum::<f64>() / count);
-        worth.each = remote;
-        Ok(worth)
+        costs.always_remote_dollars =
+            Some(always_prices.iter().map(|price| price.dollars).sum::<f64>() * 1000.0 / count);
+        costs.remote_share = Some(always_prices.iter().map(|price| price.remote_share).sum::<f64>() / count);
+        costs.each = always_prices;
+        Ok(costs)
     }
 
     /// Returns the cost of each request under its plan.
     fn request_prices(
         &self,
         forecast: &UsageForecast,
-        remote: Remote,
+        policy: Remote,
     ) -> Result<Vec<RequestPrice>, ExperimentError> {
         let steps = self.setting.decode_steps;
         let each = self.requests.iter().zip(&forecast.predicted).map(|(request, predicted)| {
             let problem = self.problem(request.input_tokens, steps, predicted.clone())?;
-            let plan = self.solve(&problem, remote)?.plan;
+            let plan = self.solve(&problem, policy)?.plan;
             let dollars = self.outcome(&plan, request)?.cost;
-            let remote_share = |shares: &ExpertShares| -> f64 {
+            let share_of = |shares: &ExpertShares| -> f64 {
                 let layers = plan.layers.iter().zip(shares);
                 let of_layer =
                     layers.map(|(layer, row)| layer.remote.iter().map(|id| row[*id as usize]).sum::<f64>());
                 of_layer.sum::<f64>() / shares.len().max(1) as f64
             };
-            let (prefill, decode) = (remote_share(&request.prefill), remote_share(&request.decode));
-            let pairs = (prefill * request.input_tokens + decode * steps) / (request.input_tokens + steps);
-            Ok(RequestPrice { dollars, remote_pairs: pairs })
+            let (prefill, decode) = (share_of(&request.prefill), share_of(&request.decode));
+            let remote_share =
+                (prefill * request.input_tokens + decode * steps) / (request.input_tokens + steps);
+            Ok(RequestPrice { dollars, remote_share })
         });
         each.collect()
     }

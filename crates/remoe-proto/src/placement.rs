@@ -4,22 +4,22 @@ use crate::v1::{LayerExperts, Routing};
 use sha2::{Digest, Sha256};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Prefix of the canonical hash. Another form must have another prefix.
-const FORM: &[u8] = b"remoe placement 1\n";
+/// First bytes that are hashed. If the encoding below changes, so must the number.
+const FORMAT_PREFIX: &[u8] = b"remoe placement 1\n";
 
-/// Returns the digest of a placement: SHA-256 over the endpoints of all experts, in lower-case hexadecimal. The order
-/// and repetition of endpoints, layers and experts do not count, nor do the number and the explanation of the
-/// generation.
+/// Returns the digest of a placement in lower-case hexadecimal: SHA-256 over the remote experts of each layer, and over the
+/// endpoints with what they host. The order and repetition of endpoints, layers and experts are ignored, and so are
+/// `generation` and `account`.
 #[must_use]
 pub fn placement_digest(routing: &Routing) -> String {
-    let mut hash = PlacementHash(Sha256::new_with_prefix(FORM));
-    hash.add_sets(&sorted(&routing.remote));
+    let mut hash = PlacementHash(Sha256::new_with_prefix(FORMAT_PREFIX));
+    hash.add_experts_by_layer(&experts_by_layer(&routing.remote));
     let endpoints: BTreeSet<_> = routing
         .endpoints
         .iter()
         .map(|endpoint| {
             let layers: BTreeSet<u32> = endpoint.layers.iter().copied().collect();
-            (endpoint.address.as_str(), layers, sorted(&endpoint.experts))
+            (endpoint.address.as_str(), layers, experts_by_layer(&endpoint.experts))
         })
         .collect();
     hash.add_count(endpoints.len());
@@ -27,7 +27,7 @@ pub fn placement_digest(routing: &Routing) -> String {
         hash.add_count(address.len());
         hash.0.update(address);
         hash.add_numbers(&layers);
-        hash.add_sets(&experts);
+        hash.add_experts_by_layer(&experts);
     }
     hash.0.finalize().iter().map(|byte| format!("{byte:02x}")).collect()
 }
@@ -46,21 +46,22 @@ impl PlacementHash {
         numbers.iter().for_each(|&number| self.0.update(u64::from(number).to_le_bytes()));
     }
 
-    fn add_sets(&mut self, sets: &BTreeMap<u32, BTreeSet<u32>>) {
-        self.add_count(sets.len());
-        for (layer, experts) in sets {
+    fn add_experts_by_layer(&mut self, by_layer: &BTreeMap<u32, BTreeSet<u32>>) {
+        self.add_count(by_layer.len());
+        for (layer, experts) in by_layer {
             self.0.update(u64::from(*layer).to_le_bytes());
             self.add_numbers(experts);
         }
     }
 }
 
-fn sorted(sets: &[LayerExperts]) -> BTreeMap<u32, BTreeSet<u32>> {
-    let mut all: BTreeMap<u32, BTreeSet<u32>> = BTreeMap::new();
-    for set in sets {
-        all.entry(set.layer).or_default().extend(&set.experts);
+/// Returns the sorted experts of each layer. Entries of the same layer are merged.
+fn experts_by_layer(entries: &[LayerExperts]) -> BTreeMap<u32, BTreeSet<u32>> {
+    let mut by_layer: BTreeMap<u32, BTreeSet<u32>> = BTreeMap::new();
+    for entry in entries {
+        by_layer.entry(entry.layer).or_default().extend(&entry.experts);
     }
-    all
+    by_layer
 }
 
 #[cfg(test)]

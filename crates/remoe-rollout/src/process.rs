@@ -4,7 +4,7 @@ use crate::activity::Activity;
 use crate::cgroup::{CgroupError, Cgroups};
 mod child;
 
-use self::child::Child;
+use self::child::ChildRecord;
 use crate::launcher::{FunctionId, FunctionPhase, FunctionSpec, LaunchError, Launcher, ObservedFunction};
 use remoe_process::Role;
 use std::collections::BTreeMap;
@@ -42,8 +42,8 @@ pub struct Programs {
 
 /// Launcher of functions as child processes.
 ///
-/// One thread starts all children and lives as long as the launcher: a child has itself killed when the *thread* that
-/// started it ends. Children have their own process groups, so that Ctrl-C on the terminal reaches only the launcher,
+/// One thread starts all children and lives as long as the launcher: each child asks the kernel to kill it when the
+/// *thread* that started it ends (PR_SET_PDEATHSIG). Children have their own process groups, so that Ctrl-C on the terminal reaches only the launcher,
 /// which then drains them.
 pub struct ProcessLauncher {
     programs: Programs,
@@ -52,7 +52,8 @@ pub struct ProcessLauncher {
     cgroups: Option<Arc<Cgroups>>,
     activity: Activity,
     spawner: std::sync::mpsc::Sender<SpawnJob>,
-    started: AtomicU64,
+    /// Number of the next child.
+    next_number: AtomicU64,
     shared: Arc<LauncherShared>,
 }
 
@@ -64,27 +65,29 @@ struct SpawnJob {
 /// State that the launcher shares with the watchers of its children.
 #[derive(Default)]
 pub(crate) struct LauncherShared {
-    children: Mutex<BTreeMap<u64, Child>>,
+    /// Children by number, in the order of their starts.
+    children: Mutex<BTreeMap<u64, ChildRecord>>,
     changed: Notify,
 }
 
 impl LauncherShared {
     /// Changes the record of child `number` and wakes the task that waits for changes.
-    pub(crate) fn update(&self, number: u64, change: impl FnOnce(&mut Child)) {
+    pub(crate) fn update(&self, number: u64, change: impl FnOnce(&mut ChildRecord)) {
         if let Some(child) = self.children().get_mut(&number) {
             change(child);
         }
         self.changed.notify_one();
     }
 
-    fn children(&self) -> MutexGuard<'_, BTreeMap<u64, Child>> {
+    fn children(&self) -> MutexGuard<'_, BTreeMap<u64, ChildRecord>> {
         // Every change is a single assignment: records stay consistent after a panic.
         self.children.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 impl ProcessLauncher {
-    /// Creates a launcher of `programs`. A child that does not announce itself within `announce_timeout` is killed.
+    /// Creates a launcher of `programs`. A child that does not print its addresses within `announce_timeout`
+    /// is killed.
     /// Must be called within a tokio runtime.
     ///
     /// # Errors
@@ -109,7 +112,7 @@ impl ProcessLauncher {
             cgroups: None,
             activity: Activity::default(),
             spawner,
-            started: AtomicU64::new(0),
+            next_number: AtomicU64::new(0),
             shared: Arc::default(),
         })
     }
@@ -136,8 +139,8 @@ impl ProcessLauncher {
     pub fn limit_cpu(&self, id: &FunctionId, millis: u64) -> Result<bool, CgroupError> {
         let children = self.shared.children();
         let child = children.values().find(|child| child.observed.id == *id);
-        match child.and_then(|child| child.group.as_ref()) {
-            Some(group) => group.limit_cpu(millis).map(|()| true),
+        match child.and_then(|child| child.cgroup.as_ref()) {
+            Some(cgroup) => cgroup.limit_cpu(millis).map(|()| true),
             None => Ok(false),
         }
     }
@@ -172,7 +175,7 @@ impl ProcessLauncher {
 impl Drop for ProcessLauncher {
     fn drop(&mut self) {
         for child in self.shared.children().values() {
-            // Closed: it has ended.
+            // A grace period of zero kills the child at once. The channel is closed if the child has ended.
             let _sent = child.stop.try_send(Duration::ZERO);
         }
     }
@@ -181,36 +184,36 @@ impl Drop for ProcessLauncher {
 impl Launcher for ProcessLauncher {
     async fn start(&self, spec: &FunctionSpec) -> Result<FunctionId, LaunchError> {
         let command = self.command(spec);
-        let limited =
+        let cannot_limit =
             |error: CgroupError| LaunchError { message: format!("cannot limit {}: {error}", spec.name) };
-        let group = match (&self.cgroups, spec.limits) {
-            (Some(cgroups), Some(limits)) => Some(Arc::new(cgroups.group(limits).map_err(limited)?)),
+        let cgroup = match (&self.cgroups, spec.limits) {
+            (Some(cgroups), Some(limits)) => Some(Arc::new(cgroups.group(limits).map_err(cannot_limit)?)),
             _ => None,
         };
         let program = command.as_std().get_program().to_string_lossy().into_owned();
-        let failed = |error: &dyn std::fmt::Display| LaunchError {
+        let cannot_start = |error: &dyn std::fmt::Display| LaunchError {
             message: format!("cannot start {program}: {error}"),
         };
         let (reply, spawned) = oneshot::channel();
         self.spawner
             .send(SpawnJob { command, reply })
-            .map_err(|_closed| failed(&"the spawning thread ended"))?;
+            .map_err(|_closed| cannot_start(&"the spawning thread ended"))?;
         let process = spawned
             .await
-            .map_err(|_closed| failed(&"the spawning thread ended"))?
-            .map_err(|error| failed(&error))?;
-        let pid = process.id().ok_or_else(|| failed(&"it exited immediately"))?;
-        if let Some(group) = &group {
-            group.add(pid).map_err(limited)?;
+            .map_err(|_closed| cannot_start(&"the spawning thread ended"))?
+            .map_err(|error| cannot_start(&error))?;
+        let pid = process.id().ok_or_else(|| cannot_start(&"it exited immediately"))?;
+        if let Some(cgroup) = &cgroup {
+            cgroup.add(pid).map_err(cannot_limit)?;
         }
 
         let mut children = self.shared.children();
-        let number = self.started.fetch_add(1, Ordering::Relaxed);
+        let number = self.next_number.fetch_add(1, Ordering::Relaxed);
         let id = FunctionId(format!("{}/{pid}/{number}", spec.name));
         let (stop, stop_requests) = tokio::sync::mpsc::channel(4);
         children.insert(
             number,
-            Child {
+            ChildRecord {
                 observed: ObservedFunction {
                     id: id.clone(),
                     name: spec.name.clone(),
@@ -219,7 +222,7 @@ impl Launcher for ProcessLauncher {
                     phase: FunctionPhase::Starting,
                 },
                 stop,
-                group: group.clone(),
+                cgroup: cgroup.clone(),
             },
         );
         drop(children);
@@ -228,7 +231,7 @@ impl Launcher for ProcessLauncher {
             name: spec.name.clone(),
             pid,
             process,
-            group,
+            cgroup,
             stop_requests,
             announce_timeout: self.announce_timeout,
             activity: self.activity.clone(),

@@ -6,7 +6,7 @@ use super::workloads::{STAYS, USED_OF_LATE};
 use crate::exit::CliError;
 use crate::output::table;
 use crate::plan_report::percent;
-use remoe_experiments::{PredictionWorth, RequestPrice};
+use remoe_experiments::{ForecastCost, RequestPrice};
 use remoe_planner::dollars;
 use serde::Serialize;
 use std::path::Path;
@@ -17,7 +17,7 @@ pub(super) struct WorthReport {
     /// The file of the records; `mixed`: all in turns; `hourly`: one after the other, an hour each.
     workload: String,
     scenario: String,
-    rows: Vec<PredictionWorth>,
+    rows: Vec<ForecastCost>,
     /// Cost of requests after a change of topic; empty if the topic does not change.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     turns: Vec<TopicRun>,
@@ -45,10 +45,10 @@ struct PredictionCost {
 }
 
 /// How the topics that come after the first are followed: the oracle, the placement that follows, and one that stays.
-fn turns(topics: &[usize], rows: &[PredictionWorth]) -> Vec<TopicRun> {
+fn turns(topics: &[usize], rows: &[ForecastCost]) -> Vec<TopicRun> {
     let longest = topics.iter().skip(1).copied().max().unwrap_or(0);
     let of_turn = |first: usize| {
-        let after = |worth: &PredictionWorth| {
+        let after = |worth: &ForecastCost| {
             let (mut begin, mut some) = (0, Vec::new());
             for (at, length) in topics.iter().enumerate() {
                 let topic = worth.each.get(begin..begin + length).unwrap_or_default();
@@ -57,7 +57,7 @@ fn turns(topics: &[usize], rows: &[PredictionWorth]) -> Vec<TopicRun> {
             }
             let mean = |of: fn(&RequestPrice) -> f64| some.iter().map(of).sum::<f64>() / some.len() as f64;
             let (dollars, remote_pairs) =
-                (1000.0 * mean(|paid| paid.dollars), mean(|paid| paid.remote_pairs));
+                (1000.0 * mean(|price| price.dollars), mean(|price| price.remote_share));
             (!some.is_empty()).then_some(PredictionCost { name: worth.name, dollars, remote_pairs })
         };
         let shown = rows.iter().filter(|row| ["oracle", USED_OF_LATE, STAYS].contains(&row.name));
@@ -76,7 +76,7 @@ pub(super) fn worths(inputs: &Inputs) -> Result<Vec<WorthReport>, CliError> {
     let mut worths = Vec::new();
     for workload in &recorded.workloads {
         for scenario in inputs.scenarios_of(own, &workload.requests) {
-            let rows = scenario.worth(&workload.foresights)?;
+            let rows = scenario.forecast_costs(&workload.foresights)?;
             let turns = turns(&workload.topics, &rows);
             worths.push(WorthReport {
                 workload: workload.name.clone(),
@@ -100,12 +100,13 @@ pub(super) fn text(worths: &[WorthReport]) -> String {
         let rows = of.rows.iter().map(|row| {
             vec![
                 row.name.to_owned(),
-                dollars(row.free),
-                over(row.free, oracle.map(|oracle| oracle.free)),
-                row.remote.map_or_else(|| "-".to_owned(), dollars),
-                row.remote
-                    .map_or_else(String::new, |cost| over(cost, oracle.and_then(|oracle| oracle.remote))),
-                row.remote_pairs.map_or_else(String::new, percent),
+                dollars(row.auto_dollars),
+                over(row.auto_dollars, oracle.map(|oracle| oracle.auto_dollars)),
+                row.always_remote_dollars.map_or_else(|| "-".to_owned(), dollars),
+                row.always_remote_dollars.map_or_else(String::new, |cost| {
+                    over(cost, oracle.and_then(|oracle| oracle.always_remote_dollars))
+                }),
+                row.remote_share.map_or_else(String::new, percent),
             ]
         });
         let header = [
@@ -148,9 +149,9 @@ pub(super) fn write(folder: &Path, worths: &[WorthReport]) -> Result<(), CliErro
     let shown = |value: Option<f64>| value.map_or_else(String::new, |value| value.to_string());
     let rows = worths.iter().flat_map(|of| {
         of.rows.iter().map(move |row| {
-            let [remote, pairs] = [row.remote, row.remote_pairs].map(shown);
+            let [remote, pairs] = [row.remote, row.remote_share].map(shown);
             let name = row.name.to_owned();
-            vec![of.workload.clone(), of.scenario.clone(), name, row.free.to_string(), remote, pairs]
+            vec![of.workload.clone(), of.scenario.clone(), name, row.auto_dollars.to_string(), remote, pairs]
         })
     });
     target.csv("worth.csv", &header, rows.collect())?;

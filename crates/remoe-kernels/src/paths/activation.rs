@@ -1,11 +1,11 @@
-//! `exp` and the activation functions, as the same sequence of operations on every path.
+//! `exp` and the activation functions, as the same sequence of operations on every instruction path.
 
 use super::floats::Floats;
 use crate::Activation;
 
-/// Inputs above overflow (2^128 is e^88.72...).
+/// Upper clamp of inputs: `e^x` overflows here already (2^128 is e^88.72...).
 const HIGHEST: f32 = 89.0;
-/// Results of inputs below are flushed to zero (2^-126 is e^-87.33...).
+/// Lower clamp of inputs: `e^x` is flushed to zero here already (2^-126 is e^-87.33...).
 const LOWEST: f32 = -88.0;
 /// 1.5 * 2^23: adding it rounds a number to an integer, which the low bits of the sum then hold.
 pub(super) const ROUNDER: f32 = 12_582_912.0;
@@ -14,7 +14,8 @@ const LN2_HIGH: f32 = 0.693_359_4;
 const LN2_LOW: f32 = -2.121_944_4e-4;
 /// Coefficients of r^7 down to r^2 of e^r on [-ln 2 / 2, ln 2 / 2], after Cephes' expf.
 const POLYNOMIAL: [f32; 6] = [1.987_569_1e-4, 1.398_2e-3, 8.333_452e-3, 4.166_579_6e-2, 1.666_666_6e-1, 5e-1];
-/// Coefficients of the tanh form of GELU: -2 sqrt(2/pi), and the same times 0.044715.
+/// Coefficients of -2u, where GELU is 0.5 x (1 + tanh u) = x / (1 + e^(-2u)): -2 sqrt(2/pi) for x, and the same times
+/// 0.044715 for x^3.
 const GELU_LINEAR: f32 = -1.595_769_2;
 const GELU_CUBIC: f32 = -0.071_354_814;
 /// Slope and clamp of the clamped SwiGLU (gpt-oss).
@@ -31,8 +32,8 @@ pub(crate) unsafe fn exp<F: Floats>(x: F::V) -> F::V {
     unsafe {
         let x = F::at_most(F::splat(HIGHEST), x);
         let x = F::at_least(F::splat(LOWEST), x);
-        let shifted = F::fma(x, F::splat(std::f32::consts::LOG2_E), F::splat(ROUNDER));
-        let n = F::add(shifted, F::splat(-ROUNDER));
+        let rounded_sum = F::fma(x, F::splat(std::f32::consts::LOG2_E), F::splat(ROUNDER));
+        let n = F::add(rounded_sum, F::splat(-ROUNDER));
         let r = F::fma(n, F::splat(-LN2_HIGH), x);
         let r = F::fma(n, F::splat(-LN2_LOW), r);
         let mut p = F::splat(POLYNOMIAL[0]);
@@ -41,11 +42,11 @@ pub(crate) unsafe fn exp<F: Floats>(x: F::V) -> F::V {
         }
         let p = F::fma(p, F::mul(r, r), r);
         let p = F::add(p, F::splat(1.0));
-        F::scale(p, n, shifted)
+        F::scale(p, n, rounded_sum)
     }
 }
 
-/// Computes the activation function of every lane.
+/// Computes the activation function of every lane. But for ReLU it has the form x / (1 + e^exponent).
 ///
 /// # Safety
 /// As for [`exp`].
@@ -62,15 +63,15 @@ pub(crate) unsafe fn activate<F: Floats>(activation: Activation, x: F::V) -> F::
                 F::mul(x, F::splat(-SWIGLU_SLOPE))
             }
             Activation::GeluTanh => {
-                let slope = F::fma(F::mul(x, x), F::splat(GELU_CUBIC), F::splat(GELU_LINEAR));
-                F::mul(x, slope)
+                let exponent_over_x = F::fma(F::mul(x, x), F::splat(GELU_CUBIC), F::splat(GELU_LINEAR));
+                F::mul(x, exponent_over_x)
             }
         };
         F::div(x, F::add(F::splat(1.0), exp::<F>(exponent)))
     }
 }
 
-/// Computes the factor by which the gate's activation is multiplied, from the up projection.
+/// Returns the factor of the activated gate: `up`, and for the clamped SwiGLU the clamped `up` plus 1.
 ///
 /// # Safety
 /// As for [`exp`].

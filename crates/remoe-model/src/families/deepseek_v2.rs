@@ -1,12 +1,13 @@
-//! DeepSeek-V2: `DeepseekV2Config` and `modeling_deepseek_v2.py` of transformers 5.17 (the native model).
+//! DeepSeek-V2: `DeepseekV2Config` and `modeling_deepseek_v2.py` of transformers 5.17 (its own class, not the
+//! checkpoint's remote code).
 //!
 //! - Multi-head latent attention. The norms of the latents have an epsilon of their own.
 //! - Router: logits in float32, softmax over all experts, greedy or group-limited choice, weights times
 //!   `routed_scaling_factor`, kept in float32.
 //! - Shared experts without a gate. The first layers are dense.
 //!
-//! transformers does not read `norm_topk_prob`, `scoring_func` and `moe_layer_freq`; their values must agree with what it
-//! computes.
+//! transformers does not read `norm_topk_prob`, `scoring_func` and `moe_layer_freq`. `foreign_fields.rs` refuses
+//! values that differ from what transformers computes.
 
 use super::{Family, TensorNames, USUAL_NAMES, latent, uniform_layer_types};
 use crate::config::{CommonConfig, Defaults, ModelConfig};
@@ -32,11 +33,12 @@ pub(super) fn parse(fields: Fields<'_>) -> Result<ModelConfig, CheckpointError> 
     let common = CommonConfig::read(fields, &DEFAULTS)?;
     fields.refuse("sliding_window", "DeepSeek-V2 attends to the whole context")?;
     uniform_layer_types(&common, "full_attention")?;
-    // transformers refuses other sizes, too, although heads do not depend on it.
+    // Only a check. Like transformers, refuses a hidden size that the heads do not divide, although the heads of latent
+    // attention do not depend on it.
     common.hidden_per_head()?;
     let (attention, rope) = latent::attention(&common, RopeLayout::Interleaved)?;
     let rope = RopeFacts { in_float32: true, ..rope };
-    let moe = experts(&common)?;
+    let moe = moe_facts(&common)?;
     let dense_layers = fields.count("first_k_dense_replace", 0)?;
     let dense_width = fields.size("intermediate_size", 11008)?;
     let layers = (0..common.layers)
@@ -52,10 +54,10 @@ pub(super) fn parse(fields: Fields<'_>) -> Result<ModelConfig, CheckpointError> 
     common.finish(Family::DeepseekV2, layers, rope)
 }
 
-fn experts(common: &CommonConfig<'_>) -> Result<MoeFacts, CheckpointError> {
+fn moe_facts(common: &CommonConfig<'_>) -> Result<MoeFacts, CheckpointError> {
     let fields = common.fields;
     let (experts, top_k) = common.experts(["n_routed_experts", "num_experts"], 64, None)?;
-    let groups = groups(common, experts, top_k)?;
+    let groups = group_facts(common, experts, top_k)?;
     let expert_width = fields.size("moe_intermediate_size", 1407)?;
     let shared = fields.count("n_shared_experts", 2)?;
     Ok(MoeFacts {
@@ -75,7 +77,7 @@ fn experts(common: &CommonConfig<'_>) -> Result<MoeFacts, CheckpointError> {
     })
 }
 
-fn groups(
+fn group_facts(
     common: &CommonConfig<'_>,
     experts: usize,
     top_k: usize,
@@ -83,6 +85,7 @@ fn groups(
     let fields = common.fields;
     match fields.text("topk_method")? {
         Some("greedy") => return Ok(None),
+        // An absent field means greedy; null is refused.
         None if !fields.is_null("topk_method") => return Ok(None),
         Some("group_limited_greedy") => {}
         other => {
@@ -95,5 +98,6 @@ fn groups(
     let groups = fields.required_size("n_group")?;
     let chosen = fields.required_size("topk_group")?;
     latent::check_groups(common, experts, top_k, [groups, chosen])?;
+    // The score of a group is the score of its best expert.
     Ok(Some(GroupFacts { groups, chosen, best: 1 }))
 }

@@ -4,7 +4,7 @@
 //! any of its experts. So experts are ordered by use per byte, and the first of them are cold: as many as requests use
 //! with a given probability. If several groups are allowed, the rarest experts get their own, which sleeps longer.
 
-use super::{Candidate, FeasiblePlan, GroupSearch};
+use super::{Candidate, CandidatePlan, GroupSearch};
 use remoe_plan::model::Model;
 use remoe_plan::plan::{Group, Plan};
 
@@ -81,9 +81,9 @@ impl GroupSearch<'_, '_> {
         &self,
         candidate: &Candidate,
         base: &Plan,
-        known: Option<&FeasiblePlan>,
+        known: Option<&CandidatePlan>,
         window: f64,
-    ) -> Option<FeasiblePlan> {
+    ) -> Option<CandidatePlan> {
         let mut left = MAX_EVALUATED;
         let order = UseOrder::new(self.model, None);
         let mut best = self.with_best_cold_prefix(&order, candidate, base, known, window, &mut left);
@@ -103,12 +103,12 @@ impl GroupSearch<'_, '_> {
         order: &UseOrder,
         candidate: &Candidate,
         base: &Plan,
-        known: Option<&FeasiblePlan>,
+        known: Option<&CandidatePlan>,
         window: f64,
         left: &mut usize,
-    ) -> Option<FeasiblePlan> {
+    ) -> Option<CandidatePlan> {
         let lengths = order.prefix_lengths(self.is_small());
-        let mut best: Option<FeasiblePlan> = None;
+        let mut best: Option<CandidatePlan> = None;
         let mut tried: Vec<Vec<usize>> = lengths.iter().map(|layout| vec![*layout]).collect();
         if self.is_exhaustive(base) {
             // Two groups may save cost even if neither of them does alone.

@@ -2,7 +2,7 @@
 
 use super::arrangement::GroupArrangement;
 use super::arrangement_times::{ArrangementTimes, SizePair};
-use super::{COARSE_SAVING, FeasiblePlan, GroupSearch, LayerExpertTimes, MANY_EXPERTS, with_sizes};
+use super::{CandidatePlan, GroupSearch, LayerExpertTimes, MANY_EXPERTS, SIZE_SAVING, with_sizes};
 use crate::search::COST_TIE;
 use remoe_plan::model::sizing::Sizing;
 use std::collections::BinaryHeap;
@@ -13,7 +13,7 @@ impl GroupSearch<'_, '_> {
         &mut self,
         arrangement: &GroupArrangement<'_>,
         work: usize,
-    ) -> Option<FeasiblePlan> {
+    ) -> Option<CandidatePlan> {
         let model = self.model;
         let plan = self.plan(arrangement.candidate, arrangement.layout, arrangement.replicas);
         let expert_times = self.expert_times.get_or_init(|| LayerExpertTimes::of_all(model)).as_deref();
@@ -33,7 +33,7 @@ impl GroupSearch<'_, '_> {
         let sizes =
             SizeOptions { times: &times, stressed: stressed.as_ref(), mains: &mains, remotes: &remotes };
         let whole = Rectangle { main: (0, mains.len() - 1), remote: (0, remotes.len() - 1) };
-        let mut best: Option<FeasiblePlan> = None;
+        let mut best: Option<CandidatePlan> = None;
         let mut open = BinaryHeap::from([OpenRectangle { bound: 0.0, rectangle: whole }]);
         while let Some(OpenRectangle { bound, rectangle }) = open.pop() {
             if bound > self.cost_to_beat(best.as_ref(), work) {
@@ -58,8 +58,8 @@ impl GroupSearch<'_, '_> {
     /// Returns the cost above which no plan of an arrangement is considered.
     ///
     /// It is less than the cost of `best`, the arrangement's best plan so far, and at most [`Self::cost_limit`].
-    fn cost_to_beat(&self, best: Option<&FeasiblePlan>, work: usize) -> f64 {
-        let saving = if self.model.experts() > MANY_EXPERTS { COARSE_SAVING } else { -COST_TIE };
+    fn cost_to_beat(&self, best: Option<&CandidatePlan>, work: usize) -> f64 {
+        let saving = if self.model.experts() > MANY_EXPERTS { SIZE_SAVING } else { -COST_TIE };
         best.map_or(f64::INFINITY, |best| best.cost() * (1.0 - saving)).min(self.cost_limit(work))
     }
 

@@ -1,7 +1,7 @@
 //! Local search by moves of single groups, sizes and experts, on the exact cost.
 
 use super::layer_cache::LayerTimesCache;
-use super::{FEW_EXPERTS, FeasiblePlan, GroupSearch};
+use super::{CandidatePlan, FEW_EXPERTS, GroupSearch};
 use remoe_plan::model::sizing::Sizing;
 use remoe_plan::plan::{Group, Plan};
 
@@ -24,10 +24,10 @@ impl GroupSearch<'_, '_> {
     /// expert: in another group or in the main function.
     pub(crate) fn improved(
         &self,
-        mut best: FeasiblePlan,
+        mut best: CandidatePlan,
         depth: MoveDepth,
         left: &mut usize,
-    ) -> FeasiblePlan {
+    ) -> CandidatePlan {
         let mut cache = LayerTimesCache::default();
         while *left > 0 && !self.model.ends() {
             // With many experts few moves are affordable: most of them are single moves.
@@ -54,12 +54,12 @@ impl GroupSearch<'_, '_> {
     /// `near`: plans one single move away. `bulk`: plans one bulk move away.
     fn cheapest_pair(
         &self,
-        best: &FeasiblePlan,
+        best: &CandidatePlan,
         bulk: &[Plan],
         near: &[Plan],
         left: &mut usize,
         cache: &mut LayerTimesCache,
-    ) -> Option<FeasiblePlan> {
+    ) -> Option<CandidatePlan> {
         let pairs =
             near.iter().take_while(|_| !self.model.ends()).flat_map(|plan| self.neighbours(plan, usize::MAX));
         let affordable = near.len() * near.len() <= *left;
@@ -94,11 +94,11 @@ impl GroupSearch<'_, '_> {
     fn cheapest<'p>(
         &self,
         plans: impl Iterator<Item = &'p Plan>,
-        best: &FeasiblePlan,
+        best: &CandidatePlan,
         left: &mut usize,
         cache: &mut LayerTimesCache,
-    ) -> Option<FeasiblePlan> {
-        let mut better: Option<FeasiblePlan> = None;
+    ) -> Option<CandidatePlan> {
+        let mut better: Option<CandidatePlan> = None;
         for plan in plans {
             *left = left.saturating_sub(1);
             if self.model.ends() {

@@ -1,6 +1,6 @@
 //! Cache of the times of single layers for a local search: a move of an expert, size or group changes few layers.
 
-use super::{FeasiblePlan, GroupSearch};
+use super::{CandidatePlan, GroupSearch};
 use remoe_plan::cost::running::{Detail, PhaseTimes, ServingFunctions};
 use remoe_plan::model::Model;
 use remoe_plan::plan::{Group, Plan};
@@ -38,7 +38,7 @@ struct BilledSeconds {
 
 impl GroupSearch<'_, '_> {
     /// Reports if `plan` may keep the latency limits and beat `other`. Returns false only if an evaluation would, too.
-    pub(super) fn may_beat(&self, plan: &Plan, other: &FeasiblePlan, cache: &mut LayerTimesCache) -> bool {
+    pub(super) fn may_beat(&self, plan: &Plan, other: &CandidatePlan, cache: &mut LayerTimesCache) -> bool {
         if plan.groups.is_empty() {
             return true;
         }

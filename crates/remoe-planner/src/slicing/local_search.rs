@@ -5,7 +5,7 @@
 
 use super::arrangement::GroupArrangement;
 use super::assignment::GroupLayout;
-use super::{ArrangementFamily, FeasiblePlan, GroupSearch};
+use super::{ArrangementFamily, CandidatePlan, GroupSearch};
 use crate::search::selection::{Candidate, Selection, ratio_candidate, whole_layers};
 use remoe_plan::plan::Plan;
 use std::collections::BTreeSet;
@@ -64,7 +64,7 @@ impl ArrangementShape {
 
 /// Result of a local search.
 pub(crate) struct LocalSearchResult {
-    pub(crate) best: Option<FeasiblePlan>,
+    pub(crate) best: Option<CandidatePlan>,
     /// Lower bound in dollars of the cost of every plan of the considered arrangements.
     pub(crate) bound: f64,
 }

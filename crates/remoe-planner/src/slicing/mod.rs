@@ -35,7 +35,7 @@ pub(crate) use improve::MoveDepth;
 pub(crate) use local_search::LocalSearchResult;
 pub(crate) use nonexpert_times::NonExpertTimes;
 use remoe_plan::cost::running::Bill;
-use remoe_plan::cost::{Evaluation, LimitViolations as Limits, Violation};
+use remoe_plan::cost::{Evaluation, LimitViolations, Violation};
 use remoe_plan::model::Model;
 use remoe_plan::model::sizing::Sizing;
 use remoe_plan::plan::{Group, LayerPlan, Plan};
@@ -44,10 +44,11 @@ pub use sensitivity::{MisestimatedCase, SensitivityAnalysis};
 use std::cell::OnceCell;
 use std::collections::BTreeSet;
 
-/// Share of the best cost that an arrangement's bound must save to be explored, by work done so far.
+/// Pairs of work and share: after this work, an arrangement is explored only if its bound is at most the best cost times
+/// (1 - share).
 ///
-/// Work is counted in experts of explored arrangements. At first arrangements may cost more than the best plan, since
-/// moves may improve them.
+/// Work is counted in experts of explored arrangements. A negative share explores arrangements that cost more than the best
+/// plan, since moves may improve them. A share of 1 ends the search.
 const REQUIRED_SAVING: [(usize, f64); 5] =
     [(0, -0.3), (5_000, 1e-4), (300_000, 1e-3), (600_000, 5e-3), (1_200_000, 1.0)];
 /// Maximum replicas of a group in arrangements. Moves may add more.
@@ -57,9 +58,10 @@ const MAX_ARRANGEMENT_REPLICAS: u32 = 4;
 const MAX_MOVE_WORK: usize = 300_000;
 /// Largest number of experts, over all layers, for which every expert may be moved and infeasible plans are repaired.
 const FEW_EXPERTS: usize = 32;
-/// Number of experts, over all layers, above which sizes must save [`COARSE_SAVING`] to be tried.
+/// Number of experts, over all layers, above which sizes must save [`SIZE_SAVING`] to be tried.
 const MANY_EXPERTS: usize = 500;
-const COARSE_SAVING: f64 = 1e-3;
+/// Share of the best cost that sizes must save above [`MANY_EXPERTS`].
+const SIZE_SAVING: f64 = 1e-3;
 /// Arrangements that [`SlicingEffort::Coarse`] explores.
 const COARSE_ARRANGEMENTS: usize = 8;
 /// Arrangements that [`SlicingEffort::Probe`] explores.
@@ -102,15 +104,15 @@ impl SlicingEffort {
     }
 }
 
-/// A plan that keeps every limit, with its evaluation.
+/// A plan of a candidate, with its evaluation.
 #[derive(Debug, Clone)]
-pub(crate) struct FeasiblePlan {
+pub(crate) struct CandidatePlan {
     pub(crate) candidate: Candidate,
     pub(crate) plan: Plan,
     pub(crate) evaluation: Evaluation,
 }
 
-impl FeasiblePlan {
+impl CandidatePlan {
     pub(crate) fn cost(&self) -> f64 {
         self.evaluation.total_cost
     }
@@ -138,9 +140,9 @@ pub(crate) struct GroupSearch<'s, 'm> {
     pub(crate) remote: Remote,
     /// Idle window that moves may give to groups, in seconds; absent if groups must not scale to zero.
     pub(crate) idle_window: Option<f64>,
-    pub(crate) best: Option<FeasiblePlan>,
+    pub(crate) best: Option<CandidatePlan>,
     /// Plans that break limits, with their excess ([`Self::limit_excess`]): starts for repairs if no plan is feasible.
-    pub(crate) infeasible: Vec<(f64, FeasiblePlan)>,
+    pub(crate) infeasible: Vec<(f64, CandidatePlan)>,
     /// Cost above which no plan is considered, in dollars.
     pub(crate) cutoff: f64,
     /// Times of the non-expert part, which are the same for every arrangement.
@@ -151,7 +153,7 @@ pub(crate) struct GroupSearch<'s, 'm> {
 }
 
 impl GroupSearch<'_, '_> {
-    /// Searches all arrangements of `family` for `candidates`, and sets [`Self::best`].
+    /// Searches arrangements of `family` for `candidates`, as far as `effort` and the cost limit allow, and sets [`Self::best`].
     pub(crate) fn run(&mut self, candidates: &[Candidate], family: ArrangementFamily, effort: SlicingEffort) {
         let with_moves = effort == SlicingEffort::Full;
         let mut arrangements: Vec<GroupArrangement<'_>> = Vec::new();
@@ -168,22 +170,23 @@ impl GroupSearch<'_, '_> {
             } else {
                 self.model.problem.limits.max_replicas.min(MAX_ARRANGEMENT_REPLICAS)
             };
-            let bounds = self.lower_bounds(candidate);
+            let layer_bounds = self.lower_bounds(candidate);
             for layout in layouts {
                 for replicas in 1..=max_replicas {
-                    let bounds = bounds.as_ref();
-                    let bound = bounds
+                    let bound = layer_bounds
+                        .as_ref()
                         .map_or(f64::INFINITY, |bounds| self.bound(candidate, bounds, layout, replicas));
                     self.counters.bounds += 1;
                     arrangements.push(GroupArrangement { candidate, layout, replicas, bound });
                 }
             }
         }
-        // Arrangements whose bound breaks a limit are explored only if there are no others: moves may repair them.
+        // An infinite bound means that some limit must break. Such arrangements are explored only for small models that have
+        // no others, since moves may repair them.
         let experts = self.model.experts();
-        let all_infeasible = experts <= FEW_EXPERTS
+        let keep_infeasible = experts <= FEW_EXPERTS
             && arrangements.iter().all(|arrangement| arrangement.bound == f64::INFINITY);
-        arrangements.retain(|arrangement| all_infeasible || arrangement.bound < f64::INFINITY);
+        arrangements.retain(|arrangement| keep_infeasible || arrangement.bound < f64::INFINITY);
         self.counters.pairs += arrangements.len();
         arrangements.sort_by(|a, b| a.bound.total_cmp(&b.bound));
         let mut starts = Vec::new();
@@ -207,10 +210,10 @@ impl GroupSearch<'_, '_> {
         }
         if with_moves {
             // The best start is not always the best end.
-            starts.sort_by(|a: &FeasiblePlan, b| a.cost().total_cmp(&b.cost()));
+            starts.sort_by(|a: &CandidatePlan, b| a.cost().total_cmp(&b.cost()));
             let is_small = self.is_small();
             // Starts with the same groups and remote counts lead to the same plans.
-            let shape = |start: &FeasiblePlan| {
+            let shape = |start: &CandidatePlan| {
                 let counts = &start.candidate.counts;
                 let counts = if is_small { counts.clone() } else { vec![counts.iter().sum::<usize>()] };
                 (start.plan.groups.len(), counts)
@@ -226,10 +229,10 @@ impl GroupSearch<'_, '_> {
             let mut left = (max_work / (experts + replayed).max(1)).min(MAX_EVALUATIONS);
             if is_small {
                 // With few experts single moves are cheap. Pairs of moves start from their results.
-                let mut ends: Vec<FeasiblePlan> = Vec::new();
-                let mut left = MAX_EVALUATIONS / 2;
+                let mut ends: Vec<CandidatePlan> = Vec::new();
+                let mut left_for_single_moves = MAX_EVALUATIONS / 2;
                 for start in starts {
-                    let end = self.improved(start, MoveDepth::Single, &mut left);
+                    let end = self.improved(start, MoveDepth::Single, &mut left_for_single_moves);
                     if ends.iter().all(|known| known.plan != end.plan) {
                         ends.push(end);
                     }
@@ -249,7 +252,7 @@ impl GroupSearch<'_, '_> {
     /// Converts a plan with a function for each layer to groups and improves it by moves.
     ///
     /// Returns `None` if there may not be as many groups, or if no converted plan keeps the limits.
-    pub(crate) fn improved_per_layer(&self, planned: &FeasiblePlan) -> Option<FeasiblePlan> {
+    pub(crate) fn improved_per_layer(&self, planned: &CandidatePlan) -> Option<CandidatePlan> {
         let layers = &planned.plan.layers;
         let experts = self.model.experts();
         let functions = layers.iter().filter(|layer| !layer.remote.is_empty()).count();
@@ -265,7 +268,7 @@ impl GroupSearch<'_, '_> {
         Some(self.improved(start, MoveDepth::Pairs, &mut left))
     }
 
-    /// Remembers the fastest plan of an arrangement without a feasible one, if experts are few enough for a repair.
+    /// Remembers the fastest plan of an arrangement that has no feasible plan, if experts are few enough for a repair.
     fn remember_infeasible(&mut self, arrangement: &GroupArrangement<'_>) {
         let experts = self.model.experts();
         if self.best.is_some() || experts > FEW_EXPERTS {
@@ -281,23 +284,23 @@ impl GroupSearch<'_, '_> {
     }
 
     /// Returns by which share `planned` exceeds its most exceeded limit; 0 if it keeps all limits.
-    fn limit_excess(&self, planned: &FeasiblePlan) -> f64 {
+    fn limit_excess(&self, planned: &CandidatePlan) -> f64 {
         let violations = (self.violations)(&planned.plan, &planned.evaluation);
         violations.iter().map(|violation| violation.value / violation.allowed - 1.0).fold(0.0, f64::max)
     }
 
-    /// Moves from the remembered infeasible plans, those with the least excess first, until the limits hold.
-    fn repair_infeasible(&mut self) -> Vec<FeasiblePlan> {
+    /// Repairs the remembered infeasible plans by moves, those with the least excess first.
+    fn repair_infeasible(&mut self) -> Vec<CandidatePlan> {
         let mut starts = std::mem::take(&mut self.infeasible);
         starts.sort_by(|a, b| a.0.total_cmp(&b.0));
         starts.truncate(MAX_STARTS);
         let mut repaired = Vec::new();
         for (mut excess, mut planned) in starts {
             while excess > 0.0 && !self.model.ends() {
-                let near = self.neighbours(&planned.plan, MAX_EVALUATIONS).into_iter();
-                let near = near.map(|plan| self.evaluated(&planned.candidate, plan));
-                let near = near.map(|planned| (self.limit_excess(&planned), planned));
-                match near.min_by(|a, b| a.0.total_cmp(&b.0)) {
+                let neighbours = self.neighbours(&planned.plan, MAX_EVALUATIONS).into_iter();
+                let evaluated = neighbours.map(|plan| self.evaluated(&planned.candidate, plan));
+                let with_excess = evaluated.map(|neighbour| (self.limit_excess(&neighbour), neighbour));
+                match with_excess.min_by(|a, b| a.0.total_cmp(&b.0)) {
                     Some((less, better)) if less < excess => (excess, planned) = (less, better),
                     _ => break,
                 }
@@ -314,9 +317,9 @@ impl GroupSearch<'_, '_> {
     }
 
     /// Evaluates `plan`, whether or not it keeps the limits.
-    pub(crate) fn evaluated(&self, candidate: &Candidate, plan: Plan) -> FeasiblePlan {
+    pub(crate) fn evaluated(&self, candidate: &Candidate, plan: Plan) -> CandidatePlan {
         let evaluation = self.model.evaluate(&plan);
-        FeasiblePlan { candidate: candidate.clone(), plan, evaluation }
+        CandidatePlan { candidate: candidate.clone(), plan, evaluation }
     }
 
     /// Returns the cost in dollars above which no plan is considered after `work` explored experts.
@@ -331,7 +334,7 @@ impl GroupSearch<'_, '_> {
     }
 
     fn breaks_latency_limit(&self, bill: &Bill) -> bool {
-        let mut broken = Limits::default();
+        let mut broken = LimitViolations::default();
         self.model.check_latency(bill, &mut broken);
         !broken.names().is_empty()
     }
@@ -341,11 +344,11 @@ impl GroupSearch<'_, '_> {
         &self,
         candidate: &Candidate,
         plan: Plan,
-        other: Option<&FeasiblePlan>,
-    ) -> Option<FeasiblePlan> {
+        other: Option<&CandidatePlan>,
+    ) -> Option<CandidatePlan> {
         let may_beat = |cost: f64| other.is_none_or(|other| cost <= other.cost() * (1.0 + 2.0 * COST_TIE));
         let evaluation = self.model.evaluate_if(&plan, may_beat)?;
-        let planned = FeasiblePlan { candidate: candidate.clone(), plan, evaluation };
+        let planned = CandidatePlan { candidate: candidate.clone(), plan, evaluation };
         let beats = other.is_none_or(|other| planned.beats(other));
         let keeps = beats && (self.violations)(&planned.plan, &planned.evaluation).is_empty();
         // If the search ended meanwhile, latencies of the plan may not have been simulated.
@@ -401,7 +404,7 @@ impl GroupSearch<'_, '_> {
     }
 }
 
-/// Returns the maximum number of evaluations of moves with `experts` in all.
+/// Returns the maximum number of evaluations of moves for a model with `experts` over all layers.
 pub(crate) fn max_evaluations(experts: usize) -> usize {
     if experts <= FEW_EXPERTS { MAX_EVALUATIONS } else { MAX_MOVE_WORK / experts }
 }
@@ -412,8 +415,8 @@ pub(crate) fn in_groups(plan: &Plan) -> Plan {
         return plan.clone();
     }
     let layers = &plan.layers;
-    let own = layers.iter().enumerate().filter(|(_, layer)| !layer.remote.is_empty());
-    let groups = own.map(|(index, layer)| Group {
+    let with_remote = layers.iter().enumerate().filter(|(_, layer)| !layer.remote.is_empty());
+    let groups = with_remote.map(|(index, layer)| Group {
         experts: (0..layers.len())
             .map(|at| if at == index { layer.remote.clone() } else { Vec::new() })
             .collect(),

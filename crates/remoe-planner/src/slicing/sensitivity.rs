@@ -3,7 +3,7 @@
 //! The optimum for exact inputs lies where a limit binds, and is the first to break it. A slightly more expensive plan may keep
 //! its limits (AGH, arXiv 2604.07472, compares exact optima with less sensitive plans in this way).
 
-use super::{FEW_EXPERTS, FeasiblePlan, GroupSearch};
+use super::{CandidatePlan, FEW_EXPERTS, GroupSearch};
 use crate::search::COST_TIE;
 use remoe_plan::cost::Evaluation;
 use remoe_plan::cost::stress::stressed;
@@ -116,7 +116,7 @@ struct CostRange {
 
 /// A plan in the search for the least sensitive one.
 struct SearchedPlan {
-    planned: FeasiblePlan,
+    planned: CandidatePlan,
     stress: StressResult,
     /// Set if its neighbours were searched.
     expanded: bool,
@@ -127,7 +127,7 @@ struct SearchedPlan {
 
 impl SearchedPlan {
     /// Returns `None` if the search ends meanwhile.
-    fn new(planned: FeasiblePlan, tests: &StressTests<'_, '_>, costs: CostRange) -> Option<Self> {
+    fn new(planned: CandidatePlan, tests: &StressTests<'_, '_>, costs: CostRange) -> Option<Self> {
         let is_stepping_stone =
             planned.cost() > costs.dearest || planned.cost() < costs.cheapest * (1.0 - COST_TIE);
         Some(Self { stress: tests.run(&planned.plan)?, planned, expanded: false, is_stepping_stone })
@@ -154,10 +154,10 @@ impl GroupSearch<'_, '_> {
     /// evaluated, returns `best` without an analysis.
     pub(crate) fn least_sensitive(
         &self,
-        best: &FeasiblePlan,
-        others: &[&FeasiblePlan],
+        best: &CandidatePlan,
+        others: &[&CandidatePlan],
         premium: f64,
-    ) -> (FeasiblePlan, Option<SensitivityAnalysis>) {
+    ) -> (CandidatePlan, Option<SensitivityAnalysis>) {
         if self.model.ends() {
             return (best.clone(), None);
         }

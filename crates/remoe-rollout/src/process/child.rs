@@ -15,15 +15,15 @@ use tokio::sync::{mpsc, oneshot};
 use tokio::time::{Instant, sleep_until, timeout};
 
 /// Record of one child in the launcher.
-pub(crate) struct Child {
+pub(crate) struct ChildRecord {
     pub(crate) observed: ObservedFunction,
     /// Sends a grace period to the child's watcher to stop the child.
     pub(crate) stop: mpsc::Sender<Duration>,
     /// Control group with its resource limits.
-    pub(crate) group: Option<Arc<Cgroup>>,
+    pub(crate) cgroup: Option<Arc<Cgroup>>,
 }
 
-impl Child {
+impl ChildRecord {
     fn announced(&mut self, announcement: &Announcement) {
         // A child that is being stopped does not return to service.
         if self.observed.phase == FunctionPhase::Starting {
@@ -44,7 +44,7 @@ pub(crate) struct ChildWatch {
     pub(crate) pid: u32,
     pub(crate) process: tokio::process::Child,
     /// Control group with its resource limits.
-    pub(crate) group: Option<Arc<Cgroup>>,
+    pub(crate) cgroup: Option<Arc<Cgroup>>,
     pub(crate) stop_requests: mpsc::Receiver<Duration>,
     pub(crate) announce_timeout: Duration,
     /// Progress that extends this timeout.
@@ -65,7 +65,7 @@ pub(crate) async fn watch(mut watched: ChildWatch) {
     if timeout(OUTPUT_GRACE, &mut output).await.is_err() {
         output.abort();
     }
-    let out_of_memory = watched.group.as_ref().is_some_and(|group| group.ran_out_of_memory());
+    let out_of_memory = watched.cgroup.as_ref().is_some_and(|cgroup| cgroup.ran_out_of_memory());
     let cause = cause.or_else(|| out_of_memory.then(|| "exceeded its memory limit".to_owned()));
     let log = tail.lock().unwrap_or_else(PoisonError::into_inner).lines();
     let ending = Ending {
