@@ -232,7 +232,7 @@ nightly-families: families ## Random models of every family beside transformers
 .PHONY: nightly-long
 nightly-long: ## Long forms of tests: schemas, costs, connections, overload, a large store, all problems of planner and operator
 	$(MAKE) test PROFILE=release \
-		TESTS="--profile long -E 'package(tests) & test(/^(structured|cost|overload)::/) | package(remoe-gateway-core) & test(/^hostile::/) | package(gateway) & test(/^hostile::program/) | package(remoe-rollout) & test(/^hostile::/) | package(main-model-fn) & test(/hostile::|generated_replies/) | test(/^bounded::/) | package(remoe-planner) | test(/^tests::(tenants|hostile)::/)'" \
+		TESTS="--profile long -E 'package(tests) & test(/^(structured|cost|overload)::/) | package(remoe-gateway-core) & test(/^hostile::/) | package(gateway) & test(/^hostile::/) | package(remoe-rollout) & test(/^hostile::/) | package(main-model-fn) & test(/hostile::|generated_replies/) | test(/^bounded::/) | package(remoe-planner) | test(/^tests::(tenants|hostile)::/)'" \
 		REMOE_ALL_PROBLEMS=1 REMOE_HOSTILE_CASES=10000 REMOE_RANDOM_SCHEMAS=1000 REMOE_COST_REQUESTS=10000 REMOE_CONNECTIONS=50000 REMOE_OVERLOAD_SECONDS=120 REMOE_STORE_RECORDS=10000000
 
 .PHONY: nightly-clients

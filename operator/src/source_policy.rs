@@ -26,7 +26,7 @@ pub(crate) enum SourceRefusal {
     Invalid(#[from] SourceError),
     /// The host is not allowed.
     #[error(
-        "{field}: {problem}; allowed: {allowed}; use an allowed source, or have sources.policy or \
+        "{field}: {problem}; allowed: {allowed}; use an allowed source, or have sources.allowed or \
          sources.allowedRanges of the chart changed"
     )]
     NotAllowed {

@@ -138,7 +138,7 @@ impl RequestSpans {
                 Err(_host_name) => span.set("server.address", address),
             }
             span.set("remoe.calls", number(totals.answered));
-            span.set("remoe.totals.failed", number(totals.failed));
+            span.set("remoe.calls.failed", number(totals.failed));
             span.set("remoe.pairs", number(totals.pairs));
             span.set("remoe.bytes.sent", number(totals.sent_bytes));
             span.set("remoe.bytes.received", number(totals.received_bytes));

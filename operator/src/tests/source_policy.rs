@@ -34,7 +34,7 @@ fn source_outside_the_list_gets_a_condition_and_no_pod() {
         assert!(!steps.writes.iter().any(|write| matches!(write, Write::Create(_))));
         let planned = status.condition(ConditionType::Planned).unwrap();
         assert_eq!(planned.reason, "SourceNotAllowed");
-        for part in ["spec.model.source", "huggingface.co", "*.example,10.1.2.0/24", "sources.policy"] {
+        for part in ["spec.model.source", "huggingface.co", "*.example,10.1.2.0/24", "sources.allowed"] {
             assert!(planned.message.contains(part), "{}", planned.message);
         }
         world.write(&steps, usize::MAX);
