@@ -10,7 +10,7 @@ use crate::search::selection::{
 use crate::search::tables::LayerTable;
 use crate::search::{COST_TIE, Counters, EvaluatedPlan, Search};
 use crate::slicing::{
-    ArrangementFamily, FeasiblePlan, GroupSearch, LayerExpertTimes, NonExpertTimes, SensitivityAnalysis,
+    ArrangementFamily, CandidatePlan, GroupSearch, LayerExpertTimes, NonExpertTimes, SensitivityAnalysis,
     SlicingEffort, max_evaluations,
 };
 use remoe_plan::cost::stress::all_violations;
@@ -62,11 +62,11 @@ pub(crate) struct BestPlans<'s> {
     pub(crate) found: Option<EvaluatedPlan>,
     pub(crate) search: Option<Search<'s>>,
     /// With a function for each layer.
-    pub(crate) per_layer: Option<FeasiblePlan>,
+    pub(crate) per_layer: Option<CandidatePlan>,
     /// With groups, if the problem allows them.
-    pub(crate) sliced: Option<FeasiblePlan>,
+    pub(crate) sliced: Option<CandidatePlan>,
     /// With all experts local.
-    pub(crate) mix: Option<FeasiblePlan>,
+    pub(crate) mix: Option<CandidatePlan>,
     pub(crate) counters: Counters,
     /// Set if only plans near the previous one were searched.
     pub(crate) is_near: bool,
@@ -89,8 +89,8 @@ impl BestPlans<'_> {
         }
     }
 
-    /// Returns the cheapest plan; see [`FeasiblePlan::beats`] for ties.
-    pub(crate) fn best(&self) -> Option<&FeasiblePlan> {
+    /// Returns the cheapest plan; see [`CandidatePlan::beats`] for ties.
+    pub(crate) fn best(&self) -> Option<&CandidatePlan> {
         let all = [&self.per_layer, &self.sliced, &self.mix].into_iter().flatten();
         all.reduce(|best, other| if other.beats(best) { other } else { best })
     }
@@ -131,8 +131,8 @@ impl<'s, 'm: 's> SearchInputs<'s, 'm> {
                 Some((found, search)) => (Some(found), Some(search)),
                 None => (remote_best, None),
             };
-            plans.per_layer = remote_best.as_ref().map(FeasiblePlan::from);
-            plans.mix = mix.as_ref().map(FeasiblePlan::from);
+            plans.per_layer = remote_best.as_ref().map(CandidatePlan::from);
+            plans.mix = mix.as_ref().map(CandidatePlan::from);
             plans.counters = search.counters;
             plans.search = Some(search);
             plans.found = match (mix, remote_best) {
@@ -193,7 +193,8 @@ impl<'s, 'm: 's> SearchInputs<'s, 'm> {
         let i = counts.iter().copied().max().unwrap_or(0);
         let candidate = Candidate { selection: Selection::Mixed, i, counts };
         let sides = CandidateSides::new(model, search.tables, &candidate, factors)?;
-        let found = search.found(&sides, &candidate, picked.main, &picked.sizing, f64::INFINITY)?;
+        let found =
+            search.found(&sides, &candidate, picked.main_size_index, &picked.sizing, f64::INFINITY)?;
         known.is_none_or(|known| found.beats(known)).then_some((found, search))
     }
 
@@ -203,7 +204,7 @@ impl<'s, 'm: 's> SearchInputs<'s, 'm> {
         family: ArrangementFamily,
         effort: Effort,
         counters: &mut Counters,
-    ) -> Option<FeasiblePlan> {
+    ) -> Option<CandidatePlan> {
         let mut choices = self.remote_counts();
         if effort == Effort::Full && self.remote == Remote::Auto {
             let known: std::collections::BTreeSet<Vec<usize>> =
@@ -220,7 +221,7 @@ impl<'s, 'm: 's> SearchInputs<'s, 'm> {
         family: ArrangementFamily,
         effort: Effort,
         counters: &mut Counters,
-    ) -> Option<FeasiblePlan> {
+    ) -> Option<CandidatePlan> {
         let best = self.arranged(family, effort, counters)?;
         Some(self.in_layers(&best).unwrap_or(best))
     }
@@ -257,9 +258,9 @@ impl<'s, 'm: 's> SearchInputs<'s, 'm> {
         &self,
         cutoff: f64,
         choices: &[Candidate],
-    ) -> Option<(ArrangementFamily, FeasiblePlan)> {
-        let mut best: Option<(ArrangementFamily, FeasiblePlan)> = None;
-        let mut take = |family: ArrangementFamily, found: Option<FeasiblePlan>| {
+    ) -> Option<(ArrangementFamily, CandidatePlan)> {
+        let mut best: Option<(ArrangementFamily, CandidatePlan)> = None;
+        let mut take = |family: ArrangementFamily, found: Option<CandidatePlan>| {
             let Some(found) = found.filter(|found| found.cost() < cutoff && found.plan.replicas() > 0) else {
                 return;
             };
@@ -282,7 +283,7 @@ impl<'s, 'm: 's> SearchInputs<'s, 'm> {
             search.cutoff = cutoff;
             let remote = self.candidates.iter().filter(|candidate| !is_local(candidate));
             search.run(thin_out(remote.cloned().collect(), Effort::Coarse));
-            take(ArrangementFamily::PerLayer, search.best.as_ref().map(FeasiblePlan::from));
+            take(ArrangementFamily::PerLayer, search.best.as_ref().map(CandidatePlan::from));
         } else if self.may_prefer_per_layer() {
             take(ArrangementFamily::PerLayer, sliced(ArrangementFamily::PerLayer));
         }
@@ -290,7 +291,7 @@ impl<'s, 'm: 's> SearchInputs<'s, 'm> {
     }
 
     /// Evaluates `planned` on this model, with sizes that hold its experts. Returns `None` if it breaks a limit.
-    pub(crate) fn carry_over(&self, planned: &FeasiblePlan) -> Option<FeasiblePlan> {
+    pub(crate) fn carry_over(&self, planned: &CandidatePlan) -> Option<CandidatePlan> {
         let group_search = self.new_group_search();
         let plan = match planned.plan.groups.is_empty() {
             true => planned.plan.clone(),
@@ -315,7 +316,7 @@ impl<'s, 'm: 's> SearchInputs<'s, 'm> {
     }
 
     /// Searches the cheapest all-local plan, if it is allowed.
-    pub(super) fn mix(&self, counters: &mut Counters) -> Option<FeasiblePlan> {
+    pub(super) fn mix(&self, counters: &mut Counters) -> Option<CandidatePlan> {
         let mut all = by_ratio(self.model);
         all.retain(|candidate| self.remote.allows(self.model, &candidate.counts) && is_local(candidate));
         let best = self.group_search(all, ArrangementFamily::PerLayer, Effort::Coarse, counters)?;
@@ -325,11 +326,11 @@ impl<'s, 'm: 's> SearchInputs<'s, 'm> {
     /// Searches the plan near `best` that is least sensitive to misestimated inputs, within the share `premium` of its cost.
     pub(crate) fn least_sensitive(
         &self,
-        best: &FeasiblePlan,
+        best: &CandidatePlan,
         plans: &BestPlans<'_>,
         premium: f64,
-    ) -> (FeasiblePlan, Option<SensitivityAnalysis>) {
-        let others: Vec<&FeasiblePlan> =
+    ) -> (CandidatePlan, Option<SensitivityAnalysis>) {
+        let others: Vec<&CandidatePlan> =
             [&plans.per_layer, &plans.sliced, &plans.mix].into_iter().flatten().collect();
         self.new_group_search().least_sensitive(best, &others, premium)
     }
@@ -362,7 +363,7 @@ impl<'s, 'm: 's> SearchInputs<'s, 'm> {
         family: ArrangementFamily,
         effort: Effort,
         counters: &mut Counters,
-    ) -> Option<FeasiblePlan> {
+    ) -> Option<CandidatePlan> {
         let mut group_search = self.new_group_search();
         let slicing_effort = if effort == Effort::Full { SlicingEffort::Full } else { SlicingEffort::Coarse };
         group_search.run(&thin_out(candidates, effort), family, slicing_effort);
@@ -371,7 +372,7 @@ impl<'s, 'm: 's> SearchInputs<'s, 'm> {
     }
 
     /// Rewrites a plan whose groups each host a single layer in the form of layers. Returns `None` for other plans.
-    pub(super) fn in_layers(&self, planned: &FeasiblePlan) -> Option<FeasiblePlan> {
+    pub(super) fn in_layers(&self, planned: &CandidatePlan) -> Option<CandidatePlan> {
         let mut layers = vec![LayerPlan::default(); self.model.layers.len()];
         if planned.plan.main_vcpus.is_some() {
             return None;
@@ -396,7 +397,7 @@ impl<'s, 'm: 's> SearchInputs<'s, 'm> {
         let shared = self.model.problem.shared_cores.is_some();
         let is_same_cost = cost <= known * (1.0 + COST_TIE) && !(shared && cost < known * (1.0 - COST_TIE));
         let is_feasible = is_same_cost && (self.violations)(&plan, &evaluation).is_empty();
-        is_feasible.then(|| FeasiblePlan { candidate: planned.candidate.clone(), plan, evaluation })
+        is_feasible.then(|| CandidatePlan { candidate: planned.candidate.clone(), plan, evaluation })
     }
 }
 
@@ -405,7 +406,7 @@ fn is_local(candidate: &Candidate) -> bool {
     candidate.counts.iter().all(|count| *count == 0)
 }
 
-impl From<&EvaluatedPlan> for FeasiblePlan {
+impl From<&EvaluatedPlan> for CandidatePlan {
     fn from(found: &EvaluatedPlan) -> Self {
         Self {
             candidate: found.candidate.clone(),

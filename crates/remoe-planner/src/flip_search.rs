@@ -11,7 +11,7 @@ use crate::infeasible::device_too_small;
 use crate::preallocation::walk;
 use crate::search::selection::Candidate;
 use crate::search::tables::LayerTable;
-use crate::slicing::{ArrangementFamily, FeasiblePlan, LayerExpertTimes};
+use crate::slicing::{ArrangementFamily, CandidatePlan, LayerExpertTimes};
 use crate::strategies::evaluate_strategies;
 use crate::words::{rounded_up, seconds};
 use remoe_plan::cost::Evaluation;
@@ -48,7 +48,7 @@ pub(crate) struct FlipSearch<'a, 'm> {
     /// Remote counts that are searched.
     choices: Vec<Candidate>,
     /// Plans with remote experts that were the cheapest of some problem, the latest first.
-    carried: Vec<(ArrangementFamily, FeasiblePlan)>,
+    carried: Vec<(ArrangementFamily, CandidatePlan)>,
     /// Dollars of the cheapest plan with remote experts for the original problem; infinite without one.
     least: f64,
     /// Cache of [`Self::least_cost_at_end`].
@@ -69,7 +69,7 @@ impl<'a, 'm> FlipSearch<'a, 'm> {
         let known =
             [(ArrangementFamily::Sliced, &plans.sliced), (ArrangementFamily::PerLayer, &plans.per_layer)];
         let known = known.into_iter().filter_map(|(family, plan)| Some((family, plan.clone()?)));
-        let mut carried: Vec<(ArrangementFamily, FeasiblePlan)> =
+        let mut carried: Vec<(ArrangementFamily, CandidatePlan)> =
             known.filter(|(_, planned)| planned.plan.replicas() > 0).collect();
         carried.sort_by(|a, b| a.1.cost().total_cmp(&b.1.cost()));
         Self {
@@ -283,7 +283,7 @@ impl<'a, 'm> FlipSearch<'a, 'm> {
         cause: FlipFigure,
         model: &Model<'_>,
         cutoff: f64,
-    ) -> Option<(ArrangementFamily, FeasiblePlan)> {
+    ) -> Option<(ArrangementFamily, CandidatePlan)> {
         let changes_experts = cause.changes_experts();
         let factors = self.inputs.factors;
         let violations =

@@ -149,7 +149,7 @@ pub(super) fn write(folder: &Path, worths: &[WorthReport]) -> Result<(), CliErro
     let shown = |value: Option<f64>| value.map_or_else(String::new, |value| value.to_string());
     let rows = worths.iter().flat_map(|of| {
         of.rows.iter().map(move |row| {
-            let [remote, pairs] = [row.remote, row.remote_share].map(shown);
+            let [remote, pairs] = [row.always_remote_dollars, row.remote_share].map(shown);
             let name = row.name.to_owned();
             vec![of.workload.clone(), of.scenario.clone(), name, row.auto_dollars.to_string(), remote, pairs]
         })

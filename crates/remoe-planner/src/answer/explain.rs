@@ -7,7 +7,7 @@ use crate::search::improve::local_times;
 use crate::search::options::{CostTerms, OptionChoice};
 use crate::search::selection::{Candidate, Selection};
 use crate::search::{COST_TIE, EvaluatedPlan, Search};
-use crate::slicing::FeasiblePlan;
+use crate::slicing::CandidatePlan;
 use remoe_plan::cost::baselines::Baselines;
 use remoe_plan::cost::{Evaluation, TPOT_SLACK, TTFT_SLACK};
 use remoe_plan::plan::{LayerPlan, Plan, whole_bytes};
@@ -76,7 +76,7 @@ pub struct Alternative {
 
 impl Explanation {
     /// Explains a kept previous plan, with the `best` new one as the alternative.
-    pub(crate) fn of_kept(old: &Evaluation, baselines: &Baselines, best: Option<&FeasiblePlan>) -> Self {
+    pub(crate) fn of_kept(old: &Evaluation, baselines: &Baselines, best: Option<&CandidatePlan>) -> Self {
         Self {
             selection: None,
             i: None,
@@ -89,9 +89,9 @@ impl Explanation {
 
     /// Explains a plan with groups, with the best one `per_layer` as the alternative.
     pub(crate) fn of_groups(
-        best: &FeasiblePlan,
+        best: &CandidatePlan,
         baselines: &Baselines,
-        per_layer: Option<&FeasiblePlan>,
+        per_layer: Option<&CandidatePlan>,
     ) -> Self {
         let cost = best.cost();
         Self {
@@ -105,7 +105,7 @@ impl Explanation {
     }
 }
 
-impl FeasiblePlan {
+impl CandidatePlan {
     /// Describes this plan as the alternative to one of `cost`.
     fn alternative(&self, cost: f64) -> Alternative {
         alternative(&self.candidate, &self.plan, &self.evaluation, cost)

@@ -10,7 +10,7 @@
 //! the new plan saves its lower cost for H - max T_f seconds.
 
 use crate::remote::Remote;
-use crate::slicing::FeasiblePlan;
+use crate::slicing::CandidatePlan;
 use remoe_plan::alive::mean_per_second;
 use remoe_plan::cost::{Evaluation, Violation};
 use remoe_plan::model::Model;
@@ -148,7 +148,7 @@ pub(crate) struct HysteresisPolicy {
 pub(crate) fn compare_with_previous(
     model: &Model<'_>,
     previous: &PreviousPlan,
-    best: Option<&FeasiblePlan>,
+    best: Option<&CandidatePlan>,
     policy: HysteresisPolicy,
 ) -> PlanChange {
     let PreviousPlan { plan: previous, evaluation: old, is_feasible } = previous;

@@ -22,7 +22,7 @@ use crate::remote::Remote;
 use crate::search::Counters;
 use crate::search::selection::{Candidate, by_ratio};
 use crate::search::tables::LayerTable;
-use crate::slicing::{FeasiblePlan, SensitivityAnalysis};
+use crate::slicing::{CandidatePlan, SensitivityAnalysis};
 use crate::strategies::{check_cancelled, evaluate_strategies, factors, tables};
 use remoe_plan::budget::{Budget, Meter};
 use remoe_plan::cost::baselines::{AllLocalTimes, Baselines, WithoutRemote};
@@ -396,7 +396,7 @@ pub fn compare_within(problem: &Problem, budget: Budget<'_>) -> Result<Placement
 /// Gives groups of `best` that are also in `previous` the positions that they have there.
 fn keep_group_positions(
     model: &Model<'_>,
-    best: &mut FeasiblePlan,
+    best: &mut CandidatePlan,
     previous: &Plan,
     violations: &dyn Fn(&Plan, &Evaluation) -> Vec<Violation>,
 ) {

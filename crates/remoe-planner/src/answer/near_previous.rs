@@ -8,7 +8,7 @@ use crate::answer::hysteresis::PreviousPlan;
 use crate::best_plans::{BestPlans, Effort, SearchInputs, is_paper_form};
 use crate::remote::Remote;
 use crate::search::selection::{Candidate, Selection, ratio_candidate};
-use crate::slicing::{ArrangementFamily, FeasiblePlan, LocalSearchResult, MoveDepth, in_groups};
+use crate::slicing::{ArrangementFamily, CandidatePlan, LocalSearchResult, MoveDepth, in_groups};
 use remoe_plan::plan::Plan;
 
 /// Maximum work of a search near the previous plan, in summed terms: a constant part, and a part for each expert.
@@ -73,7 +73,7 @@ impl<'s, 'm: 's> SearchInputs<'s, 'm> {
     }
 
     /// Returns the plan with the experts of `previous` reassigned, if it keeps every limit.
-    fn reassigned(&self, previous: &Plan) -> Option<FeasiblePlan> {
+    fn reassigned(&self, previous: &Plan) -> Option<CandidatePlan> {
         let group_search = self.new_group_search();
         let plan = group_search.reassigned(previous).filter(|plan| plan.replicas() > 0)?;
         group_search.evaluate_if_better(&candidate_of(&plan), plan, None)
@@ -84,7 +84,7 @@ impl<'s, 'm: 's> SearchInputs<'s, 'm> {
         previous: &Plan,
         family: ArrangementFamily,
         plans: &mut BestPlans<'_>,
-    ) -> Option<FeasiblePlan> {
+    ) -> Option<CandidatePlan> {
         let mut group_search = self.new_group_search();
         let LocalSearchResult { best, bound } = group_search.search_near(previous, family);
         plans.bound = Some(plans.bound.map_or(bound, |known| known.min(bound)));
@@ -93,7 +93,7 @@ impl<'s, 'm: 's> SearchInputs<'s, 'm> {
     }
 
     /// Improves the sizes of single functions of `planned`.
-    fn with_improved_sizes(&self, planned: FeasiblePlan) -> FeasiblePlan {
+    fn with_improved_sizes(&self, planned: CandidatePlan) -> CandidatePlan {
         let group_search = self.new_group_search();
         (0..SIZE_ROUNDS).fold(planned, |planned, _| {
             let mut left =
@@ -103,7 +103,7 @@ impl<'s, 'm: 's> SearchInputs<'s, 'm> {
     }
 
     /// Searches the cheapest plan with a function for each layer whose remote counts are near those of `kept`.
-    fn near_layers(&'s self, kept: &PreviousPlan) -> Option<FeasiblePlan> {
+    fn near_layers(&'s self, kept: &PreviousPlan) -> Option<CandidatePlan> {
         let model = self.model;
         let mut search = self.new_search();
         let counts = kept.plan.remote_counts();
@@ -128,7 +128,7 @@ impl<'s, 'm: 's> SearchInputs<'s, 'm> {
         search.max_solved = usize::MAX;
         self.mixed_search().search_counts(&mut search, true);
         self.mixed_search().search_counts(&mut search, false);
-        search.best.as_ref().map(FeasiblePlan::from)
+        search.best.as_ref().map(CandidatePlan::from)
     }
 }
 
@@ -138,12 +138,12 @@ fn candidate_of(plan: &Plan) -> Candidate {
 }
 
 /// Returns true if every layer with remote experts has a function of its own.
-fn is_per_layer(planned: &FeasiblePlan) -> bool {
+fn is_per_layer(planned: &CandidatePlan) -> bool {
     !planned.plan.is_sliced()
 }
 
 /// Returns the cheaper plan.
-fn cheaper(one: Option<FeasiblePlan>, other: Option<FeasiblePlan>) -> Option<FeasiblePlan> {
+fn cheaper(one: Option<CandidatePlan>, other: Option<CandidatePlan>) -> Option<CandidatePlan> {
     match (one, other) {
         (Some(one), Some(other)) => Some(if other.beats(&one) { other } else { one }),
         (one, other) => one.or(other),

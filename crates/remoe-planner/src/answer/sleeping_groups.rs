@@ -4,7 +4,7 @@
 //! while requests use them.
 
 use crate::best_plans::{Effort, SearchInputs};
-use crate::slicing::{FeasiblePlan, MoveDepth, in_groups};
+use crate::slicing::{CandidatePlan, MoveDepth, in_groups};
 use remoe_plan::alive::{ScalingGroup, mean_per_second};
 use remoe_plan::model::Model;
 use remoe_plan::plan::{Group, LayerPlan, Plan};
@@ -21,15 +21,15 @@ impl<'s, 'm: 's> SearchInputs<'s, 'm> {
     /// `search_at_price`: searches arrangements with groups that are billed for a part of the time.
     pub(crate) fn with_sleeping_groups(
         &self,
-        sliced: Option<FeasiblePlan>,
-        mix: Option<&FeasiblePlan>,
+        sliced: Option<CandidatePlan>,
+        mix: Option<&CandidatePlan>,
         effort: Effort,
-        search_at_price: impl FnOnce(&SearchInputs<'_, '_>) -> Option<FeasiblePlan>,
-    ) -> Option<FeasiblePlan> {
+        search_at_price: impl FnOnce(&SearchInputs<'_, '_>) -> Option<CandidatePlan>,
+    ) -> Option<CandidatePlan> {
         let allowed = self.model.problem.remote_idle_seconds.filter(|_| self.model.groups_may_sleep());
         let Some(window) = allowed else { return sliced };
         // Rarely used experts may also leave an all-local plan.
-        let mut starts: Vec<FeasiblePlan> = sliced.iter().chain(mix).cloned().collect();
+        let mut starts: Vec<CandidatePlan> = sliced.iter().chain(mix).cloned().collect();
         // With few experts also if the main function cannot hold them all.
         let group_search = self.new_group_search();
         if let Some(known) = sliced.as_ref().filter(|_| mix.is_none() && group_search.is_small()) {
@@ -53,7 +53,7 @@ impl<'s, 'm: 's> SearchInputs<'s, 'm> {
     }
 
     /// Returns the share of the time in which a group that every request uses is alive, at the load of `known`.
-    fn alive_share(&self, known: &FeasiblePlan, window: f64) -> Option<f64> {
+    fn alive_share(&self, known: &CandidatePlan, window: f64) -> Option<f64> {
         let problem = self.model.problem;
         let (arrivals, starts) = (problem.arrivals.as_ref()?, problem.starts?);
         let service_seconds = known.evaluation.life?.service_seconds;
@@ -72,10 +72,10 @@ impl<'s, 'm: 's> SearchInputs<'s, 'm> {
     /// Searches the cheapest feasible plan of `start` and the plans near it with groups that scale to zero.
     fn improved_with_sleeping(
         &self,
-        start: &FeasiblePlan,
+        start: &CandidatePlan,
         window: f64,
         effort: Effort,
-    ) -> Option<FeasiblePlan> {
+    ) -> Option<CandidatePlan> {
         let mut group_search = self.new_group_search();
         group_search.idle_window = Some(window).filter(|_| group_search.is_small());
         let plan = in_groups(&start.plan);
@@ -96,8 +96,9 @@ impl<'s, 'm: 's> SearchInputs<'s, 'm> {
         ];
         let found = with_best_cold_groups.into_iter().chain([sleeping, alive]).flatten();
         // All-local plans are a strategy of their own.
-        let found: Vec<FeasiblePlan> = found.filter(|found| !found.plan.groups.is_empty()).collect();
-        let better = |best: FeasiblePlan, other: FeasiblePlan| if other.beats(&best) { other } else { best };
+        let found: Vec<CandidatePlan> = found.filter(|found| !found.plan.groups.is_empty()).collect();
+        let better =
+            |best: CandidatePlan, other: CandidatePlan| if other.beats(&best) { other } else { best };
         // The best start is not always the best end.
         let starts = if group_search.is_small() {
             found.clone()

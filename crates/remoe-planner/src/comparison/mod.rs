@@ -3,7 +3,7 @@
 mod flip;
 
 use crate::best_plans::BestPlans;
-use crate::slicing::FeasiblePlan;
+use crate::slicing::CandidatePlan;
 use crate::words::{amount, dollars, limit_name};
 use remoe_plan::cost::Evaluation;
 use remoe_plan::cost::baselines::{Baseline, WithoutRemote};
@@ -253,7 +253,7 @@ fn absent(name: ServingStrategy, why: &str) -> StrategyEvaluation {
 }
 
 /// Returns the evaluation of a strategy with remote experts.
-fn planned(name: ServingStrategy, found: Option<&FeasiblePlan>, is_near: bool) -> StrategyEvaluation {
+fn planned(name: ServingStrategy, found: Option<&CandidatePlan>, is_near: bool) -> StrategyEvaluation {
     let Some(found) = found.filter(|found| found.plan.replicas() > 0) else {
         let why = if is_near {
             "not searched: plans near the previous one only"
