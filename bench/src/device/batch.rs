@@ -2,7 +2,7 @@
 
 use super::expected::{ReferenceModel, reference_model, reference_models, relative_difference};
 use super::function::{
-    FunctionSettings, MainProcess, RemoteProcess, failure_of, last_half_of_experts, send_http,
+    FunctionSettings, MainProcess, RemoteProcess, failure_of, json_object, last_half_of_experts, send_http,
 };
 use super::parity::FLOAT32_TOLERANCE;
 use super::{CheckOutcome, DeviceArgs};
@@ -65,8 +65,7 @@ pub(super) async fn prefix(args: &DeviceArgs) -> Result<CheckOutcome> {
         let mut main =
             MainProcess::start(args, &reference.folder, &FunctionSettings::with_dtype("float32")).await?;
         main.route(&[], &[]).await?;
-        let tokens = reference.expected.prompts.iter().flat_map(|prompt| prompt.ids.iter().copied());
-        let ids: Vec<u32> = tokens.collect::<Vec<_>>().into_iter().cycle().take(PREFIX_TOKENS).collect();
+        let ids = prompt(&reference, 0, PREFIX_TOKENS);
         let first = main.generate(&ids, ANSWER_TOKENS).await?;
         let repeated = main.generate(&ids, ANSWER_TOKENS).await?;
         outcome.require(first.tokens == repeated.tokens, || {
@@ -145,10 +144,7 @@ fn generate_scored(main: &MainProcess, ids: &[u32]) -> Result<ScoredAnswer> {
         return Err(BenchError::new("asking for log-probabilities", format!("status {status}: {answer}")));
     }
     let reading = || format!("reading {answer}");
-    let begin = answer.find('{').doing(reading)?;
-    let end = answer.rfind('}').doing(reading)?;
-    let whole: Value = serde_json::from_str(&answer[begin..=end]).doing(reading)?;
-    let choice = &whole["choices"][0];
+    let choice = &json_object(&answer).doing(reading)?["choices"][0];
     let tokens = choice["token_ids"].as_array().doing(reading)?.iter().filter_map(Value::as_u64).collect();
     let chosen = choice["logprobs"]["token_logprobs"].as_array().doing(reading)?;
     let mut log_probabilities: Vec<f64> = chosen.iter().filter_map(Value::as_f64).collect();

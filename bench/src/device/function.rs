@@ -221,11 +221,15 @@ pub(super) fn send_http(address: SocketAddr, method: &str, path: &str, body: &st
     Ok((status, body.to_owned()))
 }
 
-/// Returns `error.code`, or else `error.type`, of a response body. The body may have chunk sizes around the JSON object.
+/// Parses the JSON object of a response body, which may have chunk sizes around it.
+pub(super) fn json_object(body: &str) -> Option<Value> {
+    serde_json::from_str(body.get(body.find('{')?..=body.rfind('}')?)?).ok()
+}
+
+/// Returns `error.code`, or else `error.type`, of a response body.
 pub(super) fn error_code(body: &str) -> Option<String> {
-    let object = body.get(body.find('{')?..=body.rfind('}')?)?;
-    let value: Value = serde_json::from_str(object).ok()?;
-    let error = value.get("error")?;
+    let body = json_object(body)?;
+    let error = body.get("error")?;
     ["code", "type"].iter().find_map(|field| error.get(field)?.as_str().map(str::to_owned))
 }
 

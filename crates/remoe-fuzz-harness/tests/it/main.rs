@@ -9,9 +9,12 @@ use std::sync::{Mutex, PoisonError};
 /// Serialises the tests, because the memory oracle counts allocations of the whole process.
 static MEMORY_ORACLE: Mutex<()> = Mutex::new(());
 
+/// Folder of the kept findings of all targets.
+const REGRESSIONS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../fuzz/regressions");
+
 /// Returns the minimised findings in `fuzz/regressions/TARGET/`.
 fn regressions(target: &str) -> Vec<Vec<u8>> {
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fuzz/regressions").join(target);
+    let folder = Path::new(REGRESSIONS).join(target);
     if !folder.exists() {
         return Vec::new();
     }
@@ -49,9 +52,8 @@ targets! { chat completions config folder header listing planning predictor reco
 #[test]
 fn every_kept_finding_is_replayed() {
     const ELSEWHERE: &str = "tenant";
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fuzz/regressions");
     let mut targets = 0;
-    for entry in std::fs::read_dir(folder).expect("fuzz/regressions can be listed") {
+    for entry in std::fs::read_dir(REGRESSIONS).expect("fuzz/regressions can be listed") {
         let name = entry.expect("the folder can be listed").file_name();
         let name = name.to_str().expect("targets are ASCII");
         assert!(TARGETS.contains(&name) || name == ELSEWHERE, "fuzz/regressions/{name} belongs to no target");
